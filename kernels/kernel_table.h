@@ -1,0 +1,74 @@
+// One table of kernels per op, most specific row first; the first row that supports a call wins.
+//
+// Tests and benchmarks loop over the same tables, and the capability query reads them. A call that
+// no row supports is answered UNSUPPORTED with the field and what is supported. Thread rule: the
+// tables are constant; launch may be called from any thread, and two calls may run side by side if
+// they do not write the same slots or outputs.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/params.h"
+#include "larder/status.h"
+
+namespace larder::kernels {
+
+// The largest dims and counts that any kernel takes; a pool beyond them is refused at creation.
+inline constexpr int32_t kMaxHeadDim = 1024;
+inline constexpr int32_t kMaxKvHeads = 1024;
+inline constexpr int32_t kMaxQueryHeads = 4096;
+inline constexpr int32_t kMaxBlockTokens = 4096;
+inline constexpr int32_t kMaxLayers = 4096;
+
+struct AppendKernel {
+  std::string_view name;     // "cpu_append"
+  std::string_view backend;  // "cpu"
+  Status (*supports)(const AppendParams& params);  // looks at everything but the data
+  void (*launch)(const AppendParams& params);
+};
+
+struct AttendKernel {
+  std::string_view name;
+  std::string_view backend;
+  Status (*supports)(const AttendParams& params);
+  void (*launch)(const AttendParams& params);
+};
+
+std::span<const AppendKernel> append_kernels();
+std::span<const AttendKernel> attend_kernels();
+
+// INVALID_ARGUMENT for a field that no pool can have (zero, negative, past the limits above, dim
+// not a multiple of 16 with nvfp4), UNSUPPORTED for a format or encoder that no kernel serves yet.
+// The message names the field, the value and what is supported.
+Status validate_geometry(const AttentionGeometry& geometry, Encoder encoder);
+
+// INVALID_ARGUMENT unless the value, as a float, is finite and a normal number > 0. `field` is
+// named in the message. Takes a double so that a value which is lost in the conversion is refused.
+Status validate_scale(std::string_view field, double value);
+
+// Shapes, strides, slots and lengths of a call. `*_host` says that the arrays may be read here.
+// Nothing is written and no tensor element is read. INVALID_ARGUMENT names the field and numbers:
+// shape mismatch with the pool, more slots than rows, a slot past the pool, a seq_len that its
+// block-table row cannot hold, a block id outside the pool within the used part of a row.
+Status validate_append(const AppendParams& params);
+Status validate_attend(const AttendParams& params);
+
+// Validates, picks the first row that supports the call, and launches it.
+Status run_append(const AppendParams& params);
+Status run_attend(const AttendParams& params);
+
+// One line of the capability query: an op on a pair of formats, and the dims it takes.
+struct Capability {
+  std::string op;       // "append", "attend"
+  std::string backend;  // "cpu"
+  KvFormat k_format;
+  KvFormat v_format;
+  int32_t dim_multiple;  // k_dim and v_dim must be multiples of this
+  int32_t dim_max;
+};
+std::vector<Capability> capabilities();
+
+}  // namespace larder::kernels
