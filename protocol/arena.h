@@ -1,0 +1,191 @@
+// The arena of a session: shared memory between a client and the executor for on-request calls.
+//
+//     [ header | timeline words | submission slots | completion slots | data ]
+//
+// The client writes submissions and reads completions, the executor the other way round. Records
+// have a fixed size, and whoever reads one copies it to private memory before it looks at it: the
+// other side may change shared memory at any time. Indices run freely (mod 2^32) and are taken
+// modulo the number of slots. The memfd is sealed against shrinking, so that a mapping never
+// faults. Thread rule: one producer and one consumer per ring, in any processes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include "larder/status.h"
+#include "protocol/limits.h"
+
+namespace larder::protocol {
+
+inline constexpr uint64_t kArenaMagic = 0x314152454452414cull;  // "LARDERA1"
+inline constexpr uint32_t kNoWord = 0xffffffffu;                // no timeline word
+
+enum class Op : uint32_t { kAppend = 1, kAttend = 2 };
+
+// `count` elements at `offset_bytes` of the arena.
+struct ArenaArray {
+  uint64_t offset_bytes = 0;
+  uint64_t count = 0;
+};
+
+// Where a tensor's memory is. Today the arena alone; segments and imports are UNSUPPORTED.
+enum class TensorMemory : uint32_t { kArena = 0, kSegment = 1, kImport = 2 };
+
+struct TensorRecord {
+  uint32_t memory = 0;        // TensorMemory
+  uint32_t dtype = 0;         // larder::Dtype
+  uint64_t offset_bytes = 0;  // of element [0, 0, 0]
+  std::array<int64_t, 3> shape = {};
+  std::array<int64_t, 3> strides = {};  // in elements
+};
+static_assert(sizeof(TensorRecord) == 64);
+
+inline constexpr uint32_t kFlagCausal = 1u << 0;
+inline constexpr uint32_t kKnownFlags = kFlagCausal;
+
+struct Submission {
+  uint64_t request = 0;  // chosen by the client, comes back in the Completion
+  uint32_t op = 0;       // Op
+  uint32_t flags = 0;
+  uint64_t pool = 0;
+  uint32_t group = 0;
+  uint32_t layer = 0;
+  // Run only when word[wait_word] >= wait_value; afterwards word[signal_word] = signal_value.
+  uint32_t wait_word = kNoWord;
+  uint32_t signal_word = kNoWord;
+  uint64_t wait_value = 0;
+  uint64_t signal_value = 0;
+  float scale = 0.0f;        // attend
+  int32_t window_left = -1;  // attend
+  TensorRecord first;        // append: k; attend: q
+  TensorRecord second;       // append: v; attend: out
+  ArenaArray slots;          // append: int64 [num_slots]
+  ArenaArray q_lens;         // attend: int32 [num_seqs]
+  ArenaArray seq_lens;       // attend: int32 [num_seqs]
+  ArenaArray block_table;    // attend: int32 [num_seqs * block_table_stride]
+  uint64_t block_table_stride = 0;
+  ArenaArray lse;  // attend: float32 [num_rows * num_q_heads], count 0: not wanted
+  std::array<uint8_t, 232> reserved = {};  // zero
+};
+static_assert(sizeof(Submission) == 512 && std::is_trivially_copyable_v<Submission>);
+
+struct Completion {
+  uint64_t request = 0;
+  uint32_t code = 0;  // ErrorCode
+  uint32_t message_bytes = 0;
+  std::array<char, 240> message = {};
+};
+static_assert(sizeof(Completion) == 256 && std::is_trivially_copyable_v<Completion>);
+
+Completion make_completion(uint64_t request, const Status& status);
+// Accepts a record from anybody: an unknown code becomes INTERNAL.
+Status completion_status(const Completion& completion);
+
+struct alignas(4096) ArenaHeader {
+  uint64_t magic;
+  uint64_t size_bytes;
+  alignas(64) std::atomic<uint32_t> submit_tail;    // written by the client
+  alignas(64) std::atomic<uint32_t> submit_head;    // written by the executor
+  alignas(64) std::atomic<uint32_t> sleeping;       // 1: the executor needs the eventfd
+  alignas(64) std::atomic<uint32_t> complete_tail;  // written by the executor; a futex
+  alignas(64) std::atomic<uint32_t> complete_head;  // written by the client
+  // What the client's own kernels did, for the daemon's metrics; summed over layers.
+  alignas(64) std::atomic<uint64_t> appended_tokens;
+  std::atomic<uint64_t> attended_rows;
+};
+static_assert(sizeof(ArenaHeader) == 4096);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+inline constexpr uint64_t kArenaWordsOffset = sizeof(ArenaHeader);
+inline constexpr uint64_t kArenaSubmissionsOffset =
+    kArenaWordsOffset + kTimelineWords * sizeof(uint64_t);
+inline constexpr uint64_t kArenaCompletionsOffset =
+    kArenaSubmissionsOffset + kSubmissionSlots * sizeof(Submission);
+inline constexpr uint64_t kArenaDataOffset =
+    (kArenaCompletionsOffset + kCompletionSlots * sizeof(Completion) + 4095) / 4096 * 4096;
+static_assert(kArenaDataOffset < kMinArenaBytes);
+
+// A mapped arena. The memory must outlive the view.
+class Arena {
+ public:
+  // `memory` is page aligned and of a size within kMinArenaBytes and kMaxArenaBytes (bugs).
+  explicit Arena(std::span<std::byte> memory);
+
+  // larderd, once, on zeroed memory.
+  void format();
+  // A client checks what it was given: INVALID_ARGUMENT.
+  Status check() const;
+
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(memory_.data()); }
+  std::atomic<uint64_t>& word(uint32_t index) const;  // index < kTimelineWords (a bug)
+  std::span<std::byte> memory() const { return memory_; }
+  // Whether `bytes` bytes at `offset` lie in the data part; safe for any numbers.
+  bool holds(uint64_t offset_bytes, uint64_t bytes) const;
+
+  std::byte* submission_slot(uint32_t index) const;
+  std::byte* completion_slot(uint32_t index) const;
+
+ private:
+  std::span<std::byte> memory_;
+};
+
+// The client's end.
+class SubmissionWriter {
+ public:
+  explicit SubmissionWriter(Arena arena);
+  // False when the ring is full.
+  bool push(const Submission& submission);
+  // After a push: whether the executor must be woken through the eventfd.
+  bool wake_needed();
+
+ private:
+  Arena arena_;
+  uint32_t tail_;
+};
+
+class CompletionReader {
+ public:
+  explicit CompletionReader(Arena arena);
+  std::optional<Completion> pop();
+  // Waits until a completion is there (true) or the deadline has passed (false).
+  bool wait(std::chrono::steady_clock::time_point deadline);
+
+ private:
+  Arena arena_;
+  uint32_t head_;
+};
+
+// The executor's end of both rings. It starts where the shared indices stand, so a new executor
+// runs again what the last one did not complete.
+class ArenaServer {
+ public:
+  explicit ArenaServer(Arena arena);
+
+  // The submission at the head, or nothing. INVALID_ARGUMENT when the client's indices make no
+  // sense: the session must not be served any further.
+  Result<std::optional<Submission>> peek();
+  // Whether a completion may be written without overtaking the client.
+  bool can_complete() const;
+  // Completes the submission at the head (peek() returned it; can_complete() holds): raises its
+  // signal word, writes the completion, moves the head on and wakes the client.
+  void complete(const Submission& submission, const Status& status);
+  bool wait_reached(const Submission& submission) const;
+  uint32_t num_pending() const;  // at most kSubmissionSlots, whatever the client wrote
+
+  // Around a sleep: announce it, look once more, sleep only when still nothing is pending.
+  void set_sleeping(bool sleeping);
+
+ private:
+  Arena arena_;
+  uint32_t head_;
+  uint32_t complete_tail_;
+};
+
+}  // namespace larder::protocol

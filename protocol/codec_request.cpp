@@ -1,0 +1,262 @@
+// Codec of requests.
+#include "protocol/codec.h"
+
+namespace larder::protocol {
+namespace {
+
+void write(wire::TokenList::Builder builder, const TokenList& tokens) {
+  if (const auto* range = std::get_if<ArenaRange>(&tokens)) {
+    auto arena = builder.initArena();
+    arena.setOffsetBytes(range->offset_bytes);
+    arena.setCount(range->count);
+    return;
+  }
+  const auto& list = std::get<std::vector<int32_t>>(tokens);
+  write_numbers(builder.initInline(static_cast<uint32_t>(list.size())), list);
+}
+
+TokenList read_tokens(Reading& reading, wire::TokenList::Reader reader) {
+  reading.known_fields_only<wire::TokenList>("tokens", reader);
+  switch (reader.which()) {
+    case wire::TokenList::INLINE:
+      return reading.numbers("tokens", reader.getInline(), kMaxTokensInline);
+    case wire::TokenList::ARENA: {
+      const ArenaRange range{reader.getArena().getOffsetBytes(), reader.getArena().getCount()};
+      if (range.count > kMaxTokensInArena)
+        reading.refuse("tokens has " + std::to_string(range.count) + " entries, at most " +
+                       std::to_string(kMaxTokensInArena) + " are allowed");
+      return range;
+    }
+  }
+  reading.refuse("tokens is neither inline nor in the arena");
+  return {};
+}
+
+void write_extra(capnp::List<capnp::Data>::Builder builder, const std::vector<std::string>& extra) {
+  for (uint32_t i = 0; i < extra.size(); ++i)
+    builder.set(i,
+                kj::arrayPtr(reinterpret_cast<const kj::byte*>(extra[i].data()), extra[i].size()));
+}
+
+std::vector<std::string> read_extra(Reading& reading, capnp::List<capnp::Data>::Reader reader) {
+  std::vector<std::string> extra(reading.count("extra", reader.size(), kMaxBlocksPerMessage));
+  for (uint32_t i = 0; i < extra.size(); ++i)
+    extra[i] = reading.data("extra", reader[i], kMaxExtraBytesPerBlock);
+  return extra;
+}
+
+struct Writer {
+  wire::Request::Builder out;
+
+  void operator()(const Connect& body) {
+    auto to = out.initConnect();
+    to.setMinVersion(body.min_version);
+    to.setMaxVersion(body.max_version);
+    to.setTenant(body.tenant);
+    to.setToken(body.token);
+    to.setRole(body.role);
+    to.setClientName(body.client_name);
+    to.setArenaBytes(body.arena_bytes);
+  }
+  void operator()(const Goodbye&) { out.setGoodbye(); }
+  void operator()(const OpenPool& body) { write(out.initOpenPool(), body.spec); }
+  void operator()(const ClosePool& body) { out.setClosePool(body.pool); }
+  void operator()(const DestroyPool& body) { out.setDestroyPool(body.pool); }
+  void operator()(const OpenSegments& body) {
+    auto to = out.initOpenSegments();
+    to.setPool(body.pool);
+    to.setGroup(body.group);
+    to.setFirst(body.first);
+    to.setCount(body.count);
+  }
+  void operator()(const Allocate& body) {
+    auto to = out.initAllocate();
+    to.setPool(body.pool);
+    to.setGroup(body.group);
+    to.setNumBlocks(body.num_blocks);
+  }
+  void operator()(const Release& body) {
+    auto to = out.initRelease();
+    to.setPool(body.pool);
+    to.setGroup(body.group);
+    write(to.initBlocks(static_cast<uint32_t>(body.blocks.size())), body.blocks);
+  }
+  void operator()(const Publish& body) {
+    auto to = out.initPublish();
+    to.setPool(body.pool);
+    to.setAdapter(body.adapter);
+    write(to.initTokens(), body.tokens);
+    write(to.initBlocks(static_cast<uint32_t>(body.blocks.size())), body.blocks);
+    write_extra(to.initExtra(static_cast<uint32_t>(body.extra.size())), body.extra);
+    to.setFirstBlock(body.first_block);
+  }
+  void operator()(const Lookup& body) {
+    auto to = out.initLookup();
+    to.setPool(body.pool);
+    to.setAdapter(body.adapter);
+    write(to.initTokens(), body.tokens);
+    write_extra(to.initExtra(static_cast<uint32_t>(body.extra.size())), body.extra);
+    to.setHold(body.hold);
+    to.setFirstBlock(body.first_block);
+  }
+  void operator()(const Copy& body) {
+    auto to = out.initCopy();
+    to.setPool(body.pool);
+    to.setGroup(body.group);
+    write(to.initFrom(static_cast<uint32_t>(body.from.size())), body.from);
+    write(to.initTo(static_cast<uint32_t>(body.to.size())), body.to);
+  }
+  void operator()(const ListPools& body) { out.setListPools(body.after); }
+  void operator()(const ListSessions& body) { out.setListSessions(body.after); }
+  void operator()(const GetStatus&) { out.setStatus(); }
+  void operator()(const GetCapabilities&) { out.setCapabilities(); }
+  // Only tests send what nobody serves; the name picks the union member.
+  void operator()(const Unserved& body) {
+    if (body.what == "resume") out.initResume();
+    if (body.what == "resizePool") out.initResizePool();
+    if (body.what == "evict") out.initEvict();
+    if (body.what == "setQuota") out.initSetQuota();
+    if (body.what == "scrub") out.initScrub();
+    if (body.what == "checksum") out.initChecksum();
+    if (body.what == "registerImport") out.initRegisterImport();
+  }
+};
+
+Connect read_connect(Reading& reading, wire::Connect::Reader reader) {
+  reading.known_fields_only<wire::Connect>("connect", reader);
+  Connect body;
+  body.min_version = reader.getMinVersion();
+  body.max_version = reader.getMaxVersion();
+  body.tenant = reading.text("tenant", reader.getTenant());
+  body.token = reading.text("token", reader.getToken());
+  body.role = reading.text("role", reader.getRole());
+  body.client_name = reading.text("client_name", reader.getClientName());
+  body.arena_bytes = reader.getArenaBytes();
+  return body;
+}
+
+Publish read_publish(Reading& reading, wire::Publish::Reader reader) {
+  reading.known_fields_only<wire::Publish>("publish", reader);
+  Publish body;
+  body.pool = reader.getPool();
+  body.adapter = reading.text("adapter", reader.getAdapter());
+  body.tokens = read_tokens(reading, reader.getTokens());
+  body.blocks = read_blocks(reading, "blocks", reader.getBlocks(), kMaxBlocksPerPublish);
+  body.extra = read_extra(reading, reader.getExtra());
+  body.first_block = reader.getFirstBlock();
+  return body;
+}
+
+Lookup read_lookup(Reading& reading, wire::Lookup::Reader reader) {
+  reading.known_fields_only<wire::Lookup>("lookup", reader);
+  Lookup body;
+  body.pool = reader.getPool();
+  body.adapter = reading.text("adapter", reader.getAdapter());
+  body.tokens = read_tokens(reading, reader.getTokens());
+  body.extra = read_extra(reading, reader.getExtra());
+  body.hold = reader.getHold();
+  body.first_block = reader.getFirstBlock();
+  return body;
+}
+
+Copy read_copy(Reading& reading, wire::Copy::Reader reader) {
+  reading.known_fields_only<wire::Copy>("copy", reader);
+  Copy body{reader.getPool(), reader.getGroup(), {}, {}};
+  body.from = read_blocks(reading, "from", reader.getFrom(), kMaxBlocksPerCopy);
+  body.to = read_blocks(reading, "to", reader.getTo(), kMaxBlocksPerCopy);
+  return body;
+}
+
+RequestBody read_body(Reading& reading, wire::Request::Reader reader) {
+  switch (reader.which()) {
+    case wire::Request::CONNECT:
+      return read_connect(reading, reader.getConnect());
+    case wire::Request::GOODBYE:
+      return Goodbye{};
+    case wire::Request::OPEN_POOL:
+      return OpenPool{read_pool_spec(reading, reader.getOpenPool())};
+    case wire::Request::CLOSE_POOL:
+      return ClosePool{reader.getClosePool()};
+    case wire::Request::DESTROY_POOL:
+      return DestroyPool{reader.getDestroyPool()};
+    case wire::Request::OPEN_SEGMENTS: {
+      const auto body = reader.getOpenSegments();
+      reading.known_fields_only<wire::OpenSegments>("openSegments", body);
+      return OpenSegments{body.getPool(), body.getGroup(), body.getFirst(), body.getCount()};
+    }
+    case wire::Request::ALLOCATE: {
+      const auto body = reader.getAllocate();
+      reading.known_fields_only<wire::Allocate>("allocate", body);
+      return Allocate{body.getPool(), body.getGroup(), body.getNumBlocks()};
+    }
+    case wire::Request::RELEASE: {
+      const auto body = reader.getRelease();
+      reading.known_fields_only<wire::BlockList>("release", body);
+      return Release{body.getPool(), body.getGroup(),
+                     read_blocks(reading, "blocks", body.getBlocks(), kMaxBlocksPerMessage)};
+    }
+    case wire::Request::PUBLISH:
+      return read_publish(reading, reader.getPublish());
+    case wire::Request::LOOKUP:
+      return read_lookup(reading, reader.getLookup());
+    case wire::Request::COPY:
+      return read_copy(reading, reader.getCopy());
+    case wire::Request::LIST_POOLS:
+      return ListPools{reader.getListPools()};
+    case wire::Request::LIST_SESSIONS:
+      return ListSessions{reader.getListSessions()};
+    case wire::Request::STATUS:
+      return GetStatus{};
+    case wire::Request::CAPABILITIES:
+      return GetCapabilities{};
+    case wire::Request::RESUME:
+      return Unserved{"resume"};
+    case wire::Request::RESIZE_POOL:
+      return Unserved{"resizePool"};
+    case wire::Request::EVICT:
+      return Unserved{"evict"};
+    case wire::Request::SET_QUOTA:
+      return Unserved{"setQuota"};
+    case wire::Request::SCRUB:
+      return Unserved{"scrub"};
+    case wire::Request::CHECKSUM:
+      return Unserved{"checksum"};
+    case wire::Request::REGISTER_IMPORT:
+      return Unserved{"registerImport"};
+  }
+  reading.refuse("request kind " + std::to_string(static_cast<int>(reader.which())) +
+                 " is unknown to version " + std::to_string(kMaxVersion));
+  return Goodbye{};
+}
+
+}  // namespace
+
+Bytes encode(const Request& request) {
+  capnp::MallocMessageBuilder builder;
+  auto out = builder.initRoot<wire::Request>();
+  out.setId(request.id);
+  out.setDeadlineUs(request.deadline_us);
+  std::visit(Writer{out}, request.body);
+  return finish(builder);
+}
+
+DecodedRequest decode_request(std::span<const std::byte> bytes) {
+  Request request;
+  const Status status = read_message(bytes, [&](capnp::MessageReader& message) {
+    const auto reader = message.getRoot<wire::Request>();
+    Reading reading;
+    request.id = reader.getId();
+    request.deadline_us = reader.getDeadlineUs();
+    reading.known_fields_only<wire::Request>("request", reader);
+    if (request.deadline_us > kMaxDeadlineUs)
+      reading.refuse("deadline_us is " + std::to_string(request.deadline_us) + ", at most " +
+                     std::to_string(kMaxDeadlineUs) + " is allowed");
+    request.body = read_body(reading, reader);
+    return reading.status();
+  });
+  const uint64_t id = request.id;
+  if (!status.ok()) return {id, status};
+  return {id, std::move(request)};
+}
+
+}  // namespace larder::protocol

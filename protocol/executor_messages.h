@@ -1,0 +1,86 @@
+// What larderd and its executor say to each other, as plain structs, and their codec. The socket
+// between them is a socketpair, but the same limits and checks hold as for clients.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "protocol/messages.h"
+
+namespace larder::protocol {
+
+// Commands: what the executor must know to serve the rings, and work that larderd orders itself.
+struct AddGroup {  // fd: the ownership table, 8 bytes per block
+  uint64_t pool = 0;
+  uint32_t group = 0;
+  GroupSpec spec;
+  GroupLayout layout;
+};
+struct AddSegments {  // one fd per size, in mapping order
+  uint64_t pool = 0;
+  uint32_t group = 0;
+  std::vector<int64_t> size_bytes;
+};
+struct DropPool {
+  uint64_t pool = 0;
+};
+struct AddSession {  // fds: arena memfd, wake-up eventfd
+  uint64_t session = 0;
+  uint64_t arena_bytes = 0;
+};
+struct AttachPool {
+  uint64_t session = 0;
+  uint64_t pool = 0;
+};
+struct DetachPool {
+  uint64_t session = 0;
+  uint64_t pool = 0;
+};
+struct DropSession {
+  uint64_t session = 0;
+};
+// Answered with Drained once everything that the session's ring held when this arrived is done.
+struct Drain {
+  uint64_t session = 0;
+  uint64_t ticket = 0;
+};
+struct CopyBlocks {  // answered with Copied; may be run twice
+  uint64_t copy = 0;
+  uint64_t pool = 0;
+  uint32_t group = 0;
+  std::vector<int32_t> from;
+  std::vector<int32_t> to;
+};
+using ExecutorCommand = std::variant<AddGroup, AddSegments, DropPool, AddSession, AttachPool,
+                                     DetachPool, DropSession, Drain, CopyBlocks>;
+
+struct Ready {};  // the executor serves
+struct Drained {
+  uint64_t ticket = 0;
+};
+struct Copied {
+  uint64_t copy = 0;
+  Status status;
+};
+struct PoolCounters {  // since the executor's start, summed over layers
+  uint64_t pool = 0;
+  uint64_t appended_tokens = 0;
+  uint64_t attended_rows = 0;
+  uint64_t refusals = 0;
+};
+struct Counters {
+  std::vector<PoolCounters> pools;
+};
+struct BrokenRing {  // the session's ring indices make no sense: it is not served any more
+  uint64_t session = 0;
+  std::string message;
+};
+using ExecutorReport = std::variant<Ready, Drained, Copied, Counters, BrokenRing>;
+
+Bytes encode(const ExecutorCommand& command);
+Bytes encode(const ExecutorReport& report);
+Result<ExecutorCommand> decode_command(std::span<const std::byte> bytes);
+Result<ExecutorReport> decode_report(std::span<const std::byte> bytes);
+
+}  // namespace larder::protocol

@@ -1,0 +1,306 @@
+@0xb7c3a1f29d5e8046;
+# The wire schema: control messages between clients, larderd and the executor.
+#
+# One message and its file descriptors travel together on a SOCK_SEQPACKET Unix socket. The plain
+# structs that the rest of the code uses are in messages.h, with every limit that is checked.
+# Fields are only ever added, at the end; a message that sets a field which the receiver does not
+# know is refused, so a sender must not use what the negotiated version does not have.
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("larder::wire");
+
+struct Block {
+  id @0 :Int32;
+  generation @1 :UInt32;
+}
+
+struct ArenaRange {           # a range of the session's arena, copied before it is used
+  offsetBytes @0 :UInt64;
+  count @1 :UInt64;           # elements, not bytes
+}
+
+struct TokenList {            # token ids, int32
+  union {
+    inline @0 :List(Int32);
+    arena @1 :ArenaRange;
+  }
+}
+
+struct Pair { name @0 :Text; value @1 :Text; }
+
+# ------------------------------------------------------------------------------------- pools
+
+struct AttentionGroup {
+  numLayers @0 :Int32;
+  numKvHeads @1 :Int32;
+  kDim @2 :Int32;
+  vDim @3 :Int32;
+  kFormat @4 :Text;           # "nvfp4", "bf16", ...
+  vFormat @5 :Text;
+  encoder @6 :Text;           # "reference", "four_over_six", "best_scale"
+  keyTransform @7 :Text;      # "none", "centred", "rotated", "centred_rotated"
+  kScales @8 :List(Float64);  # empty: 1; one: all layers; else one per layer
+  vScales @9 :List(Float64);
+  windowTokens @10 :Int32;    # -1: full attention
+}
+
+struct MlaGroup {
+  numLayers @0 :Int32;
+  rowFormat @1 :Text;         # "nvfp4_ds_mla", "fp8_ds_mla", "fp8_mla", "bf16_mla"
+}
+
+struct OpaqueGroup {
+  blockBytes @0 :Int64;
+}
+
+struct GroupSpec {
+  name @0 :Text;
+  blockTokens @1 :Int32;
+  numBlocks @2 :Int64;
+  maxBlocks @3 :Int64;        # 0: numBlocks, the pool does not grow
+  layout @4 :Text;            # "BLHNC" or "LBHNC"
+  reserveBlockZero @5 :Bool;
+  layerAliases @6 :List(Int32);  # empty, or for each layer the layer whose memory it uses
+  union {
+    attention @7 :AttentionGroup;
+    mla @8 :MlaGroup;
+    opaque @9 :OpaqueGroup;
+  }
+}
+
+struct PoolSpec {
+  name @0 :Text;
+  model @1 :Text;
+  groups @2 :List(GroupSpec);
+}
+
+struct GroupLayout {
+  blockBytes @0 :Int64;
+  blockStrideBytes @1 :Int64;
+  layerStrideBytes @2 :Int64;
+  numBlocks @3 :Int64;
+  segmentBytes @4 :List(Int64);   # in mapping order
+}
+
+# ---------------------------------------------------------------------------------- requests
+
+struct Request {
+  id @0 :UInt64;              # chosen by the client, comes back in the Reply
+  deadlineUs @1 :UInt64;      # from receipt; 0: none
+  union {
+    connect @2 :Connect;
+    goodbye @3 :Void;         # the client has unmapped everything: what it held is free at once
+    openPool @4 :PoolSpec;
+    closePool @5 :UInt64;
+    destroyPool @6 :UInt64;
+    openSegments @7 :OpenSegments;
+    allocate @8 :Allocate;
+    release @9 :BlockList;
+    publish @10 :Publish;
+    lookup @11 :Lookup;
+    copy @12 :Copy;
+    listPools @13 :UInt64;        # after this pool id; 0: from the first
+    listSessions @14 :UInt64;     # after this session id; 0: from the first
+    status @15 :Void;
+    capabilities @16 :Void;
+    # Served by nobody yet: answered UNSUPPORTED with a sentence.
+    resume @17 :Resume;
+    resizePool @18 :ResizePool;
+    evict @19 :Evict;
+    setQuota @20 :SetQuota;
+    scrub @21 :BlockList;
+    checksum @22 :BlockList;
+    registerImport @23 :RegisterImport;
+  }
+}
+
+struct Connect {
+  minVersion @0 :UInt32;      # of this schema
+  maxVersion @1 :UInt32;
+  tenant @2 :Text;
+  token @3 :Text;
+  role @4 :Text;              # "read", "append", "admin"
+  clientName @5 :Text;
+  arenaBytes @6 :UInt64;      # 0: no arena, no on-request calls
+}
+
+struct OpenSegments { pool @0 :UInt64; group @1 :UInt32; first @2 :UInt32; count @3 :UInt32; }
+struct Allocate { pool @0 :UInt64; group @1 :UInt32; numBlocks @2 :Int64; }
+struct BlockList { pool @0 :UInt64; group @1 :UInt32; blocks @2 :List(Block); }
+struct Publish {
+  pool @0 :UInt64;
+  adapter @1 :Text;
+  tokens @2 :TokenList;
+  blocks @3 :List(Block);
+  extra @4 :List(Data);       # empty, or one entry per block of the token list
+  firstBlock @5 :Int64;       # blocks[0] is this block of the token list; those before are published
+}
+struct Lookup {
+  pool @0 :UInt64;
+  adapter @1 :Text;
+  tokens @2 :TokenList;
+  extra @3 :List(Data);
+  hold @4 :Bool;
+  firstBlock @5 :Int64;       # look from this block of the token list on
+}
+struct Copy { pool @0 :UInt64; group @1 :UInt32; from @2 :List(Block); to @3 :List(Block); }
+struct Resume { sessionToken @0 :Data; }
+struct ResizePool { pool @0 :UInt64; group @1 :UInt32; numBlocks @2 :Int64; }
+struct Evict { pool @0 :UInt64; numBlocks @1 :Int64; }
+struct SetQuota { tenant @0 :Text; guaranteedBytes @1 :Int64; maximumBytes @2 :Int64; }
+struct RegisterImport { sizeBytes @0 :UInt64; }
+
+# ----------------------------------------------------------------------------------- replies
+
+struct Reply {
+  id @0 :UInt64;
+  bootId @1 :UInt64;
+  union {
+    error @2 :Error;
+    done @3 :Void;
+    connected @4 :Connected;      # fds: arena memfd, wake-up eventfd (where there is an arena)
+    poolOpened @5 :PoolOpened;
+    segments @6 :List(Int64);     # sizes in bytes; fds: one per size
+    blocks @7 :List(Block);
+    published @8 :Published;
+    prefix @9 :Prefix;
+    pools @10 :Pools;
+    sessions @11 :Sessions;
+    status @12 :DaemonStatus;
+    capabilities @13 :List(Capability);
+  }
+}
+
+struct Error { code @0 :UInt16; message @1 :Text; }
+struct Connected {
+  version @0 :UInt32;
+  session @1 :UInt64;
+  sessionToken @2 :Data;      # proves the session to a restarted daemon
+  arenaBytes @3 :UInt64;
+}
+struct PoolOpened {
+  pool @0 :UInt64;
+  created @1 :Bool;
+  groups @2 :List(GroupLayout);
+}
+struct Published { keys @0 :Data; blocks @1 :List(Block); }   # 32 bytes of key per block
+struct Pools { pools @0 :List(PoolInfo); more @1 :Bool; }
+struct Sessions { sessions @0 :List(SessionInfo); more @1 :Bool; }
+struct Prefix { hitTokens @0 :Int64; blocks @1 :List(Block); }
+
+struct GroupInfo {
+  name @0 :Text;
+  capacity @1 :Int64;
+  free @2 :Int64;
+  open @3 :Int64;
+  published @4 :Int64;
+  cached @5 :Int64;
+  quarantined @6 :Int64;
+  physicalBytes @7 :Int64;
+  usedBytes @8 :Int64;
+  slackBytes @9 :Int64;
+}
+struct PoolInfo {
+  pool @0 :UInt64;
+  tenant @1 :Text;
+  name @2 :Text;
+  model @3 :Text;
+  identity @4 :List(Pair);
+  numSessions @5 :Int64;
+  groups @6 :List(GroupInfo);
+  allocatedBlocksTotal @7 :UInt64;
+  evictedBlocksTotal @8 :UInt64;
+  publishedBlocksTotal @9 :UInt64;
+  lookupTokensTotal @10 :UInt64;
+  lookupHitTokensTotal @11 :UInt64;
+  appendedTokensTotal @12 :UInt64;   # on request, summed over layers
+  attendedRowsTotal @13 :UInt64;     # on request, summed over layers
+}
+struct SessionInfo {
+  session @0 :UInt64;
+  tenant @1 :Text;
+  role @2 :Text;
+  clientName @3 :Text;
+  pid @4 :Int64;
+  uid @5 :Int64;
+  numPools @6 :Int64;
+  openBlocks @7 :Int64;
+  holds @8 :Int64;
+  mapped @9 :Bool;            # has asked for segments
+  connectedUs @10 :UInt64;    # since the connection
+  closing @11 :Bool;          # the connection is gone, its process may still write
+}
+struct DaemonStatus {
+  version @0 :Text;
+  pid @1 :Int64;
+  uptimeUs @2 :UInt64;
+  memoryBytes @3 :Int64;      # the limit over all pools
+  physicalBytes @4 :Int64;
+  numPools @5 :Int64;
+  numSessions @6 :Int64;
+  executorPid @7 :Int64;      # 0 while none runs
+  executorRestarts @8 :UInt64;
+  keeperPid @9 :Int64;
+  keeperSegments @10 :Int64;
+  backend @11 :Text;          # "host"
+  ready @12 :Bool;
+}
+struct Capability {
+  op @0 :Text;
+  backend @1 :Text;
+  kFormat @2 :Text;
+  vFormat @3 :Text;
+  dimMultiple @4 :Int32;
+  dimMax @5 :Int32;
+}
+
+# ---------------------------------------------------------------------- larderd and executor
+
+struct ExecutorCommand {
+  union {
+    addGroup @0 :AddGroup;          # fds: the ownership table
+    addSegments @1 :AddSegments;    # fds: one per size
+    dropPool @2 :UInt64;
+    addSession @3 :AddSession;      # fds: arena memfd, eventfd
+    attachPool @4 :SessionPool;
+    detachPool @5 :SessionPool;
+    dropSession @6 :UInt64;
+    drain @7 :Drain;
+    copy @8 :CopyBlocks;
+  }
+}
+struct AddGroup {
+  pool @0 :UInt64;
+  group @1 :UInt32;
+  spec @2 :GroupSpec;
+  layout @3 :GroupLayout;
+}
+struct AddSegments { pool @0 :UInt64; group @1 :UInt32; sizeBytes @2 :List(Int64); }
+struct AddSession { session @0 :UInt64; arenaBytes @1 :UInt64; }
+struct SessionPool { session @0 :UInt64; pool @1 :UInt64; }
+struct Drain { session @0 :UInt64; ticket @1 :UInt64; }
+struct CopyBlocks {
+  copy @0 :UInt64;
+  pool @1 :UInt64;
+  group @2 :UInt32;
+  from @3 :List(Int32);
+  to @4 :List(Int32);
+}
+
+struct ExecutorReport {
+  union {
+    ready @0 :Void;
+    drained @1 :UInt64;             # ticket
+    copied @2 :Copied;
+    counters @3 :List(PoolCounters);
+    brokenRing @4 :BrokenRing;      # the session's ring indices make no sense
+  }
+}
+struct Copied { copy @0 :UInt64; error @1 :Error; }
+struct PoolCounters {               # since the executor's start
+  pool @0 :UInt64;
+  appendedTokens @1 :UInt64;
+  attendedRows @2 :UInt64;
+  refusals @3 :UInt64;
+}
+struct BrokenRing { session @0 :UInt64; message @1 :Text; }
