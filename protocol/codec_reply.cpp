@@ -154,7 +154,7 @@ DaemonStatus read_status(Reading& reading, wire::DaemonStatus::Reader from) {
 struct Writer {
   wire::Reply::Builder out;
 
-  void operator()(const Status& body) { write(out.initError(), body); }
+  void operator()(const Status& body) { protocol::write(out.initError(), body); }
   void operator()(const Done&) { out.setDone(); }
   void operator()(const Connected& body) {
     auto to = out.initConnected();
