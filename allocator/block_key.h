@@ -18,10 +18,11 @@ namespace larder {
 using BlockKey = std::array<uint8_t, 32>;
 using Identity = std::vector<std::pair<std::string, std::string>>;  // ordered (field, value) pairs
 
-// Every field is written as its length in 8 little-endian bytes followed by its bytes.
+// Every field is written as its length in 8 little-endian bytes followed by its bytes. The fields
+// are "larder.root.v1", salt, model, adapter, then field and value of each identity pair.
 BlockKey root_key(std::string_view salt, std::string_view model, std::string_view adapter,
                   const Identity& identity);
-// Tokens are hashed as 4 little-endian bytes each.
+// The fields are "larder.block.v1", parent, tokens (4 little-endian bytes each), extra.
 BlockKey child_key(const BlockKey& parent, std::span<const int32_t> tokens, std::string_view extra);
 
 }  // namespace larder

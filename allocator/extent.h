@@ -22,8 +22,8 @@ struct GroupLayout {
   int64_t block_bytes = 0;         // without padding
   int64_t block_stride_bytes = 0;  // with padding: at most 1/64 more
   int64_t num_blocks = 0;
-  int64_t extent_bytes = 0;              // size of every segment but the last
-  std::vector<int64_t> segment_bytes;    // one per segment, multiples of the granularity
+  int64_t extent_bytes = 0;            // size of every segment but the last; of an only segment too
+  std::vector<int64_t> segment_bytes;  // one per segment, multiples of the granularity
   int64_t physical_bytes() const {
     int64_t sum = 0;
     for (int64_t bytes : segment_bytes) sum += bytes;

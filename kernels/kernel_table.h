@@ -24,8 +24,8 @@ inline constexpr int32_t kMaxBlockTokens = 4096;
 inline constexpr int32_t kMaxLayers = 4096;
 
 struct AppendKernel {
-  std::string_view name;     // "cpu_append"
-  std::string_view backend;  // "cpu"
+  std::string_view name;                           // "cpu_append"
+  std::string_view backend;                        // "cpu"
   Status (*supports)(const AppendParams& params);  // looks at everything but the data
   void (*launch)(const AppendParams& params);
 };

@@ -37,17 +37,17 @@ struct AppendParams {
 // row i of q_len rows sees keys 0 .. seq_len - q_len + i when causal (bottom-right aligned).
 struct AttendParams {
   LayerView layer;
-  TensorView q;                           // [num_rows, num_q_heads, k_dim]; bf16, fp16 or fp32
-  TensorView out;                         // [num_rows, num_q_heads, v_dim]; bf16, fp16 or fp32
-  float* lse = nullptr;                   // [num_rows, num_q_heads]; natural log, -inf if no keys;
-                                          // nullptr if not wanted
-  const int32_t* q_lens = nullptr;        // [num_seqs]; their sum is num_rows
-  const int32_t* seq_lens = nullptr;      // [num_seqs]; tokens in the cache, the q rows included
-  const int32_t* block_table = nullptr;   // [num_seqs, block_table_stride]; never read past
-                                          // ceil(seq_len / block_tokens) of a row
+  TensorView q;                          // [num_rows, num_q_heads, k_dim]; bf16, fp16 or fp32
+  TensorView out;                        // [num_rows, num_q_heads, v_dim]; bf16, fp16 or fp32
+  float* lse = nullptr;                  // [num_rows, num_q_heads]; natural log, -inf if no keys;
+                                         // nullptr if not wanted
+  const int32_t* q_lens = nullptr;       // [num_seqs]; their sum is num_rows
+  const int32_t* seq_lens = nullptr;     // [num_seqs]; tokens in the cache, the q rows included
+  const int32_t* block_table = nullptr;  // [num_seqs, block_table_stride]; an entry is read only
+                                         // if some row of the sequence sees a key of its block
   int64_t num_seqs = 0;
   int64_t block_table_stride = 0;
-  float scale = 1.0f;        // logit = scale * q.k
+  float scale = 1.0f;  // logit = scale * q.k
   bool causal = true;
   int32_t window_left = -1;  // w >= 0: a row sees itself and the w keys before it; -1: no window
 };

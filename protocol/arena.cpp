@@ -10,14 +10,17 @@
 #include <climits>
 
 #include "larder/check.h"
+#include "protocol/text.h"
 
 namespace larder::protocol {
 namespace {
 
 // Shared-memory copies: the other side may write at the same time, so each byte is read once and
-// nothing is assumed about what was read. (A torn record is validated like any other.)
+// nothing is assumed about what was read. (A torn record is validated like any other.) The fence
+// keeps the compiler from reading shared memory again in place of the copy.
 __attribute__((no_sanitize("thread"))) void copy_shared(void* to, const void* from, size_t bytes) {
   std::memcpy(to, from, bytes);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
 void futex_wake(std::atomic<uint32_t>& word) {
@@ -37,16 +40,16 @@ Completion make_completion(uint64_t request, const Status& status) {
   Completion completion;
   completion.request = request;
   completion.code = static_cast<uint32_t>(status.code());
-  completion.message_bytes =
-      static_cast<uint32_t>(std::min(status.message().size(), completion.message.size()));
-  std::memcpy(completion.message.data(), status.message().data(), completion.message_bytes);
+  const std::string message = printable(status.message(), completion.message.size());
+  completion.message_bytes = static_cast<uint32_t>(message.size());
+  std::memcpy(completion.message.data(), message.data(), message.size());
   return completion;
 }
 
 Status completion_status(const Completion& completion) {
   if (completion.code == static_cast<uint32_t>(ErrorCode::kOk)) return {};
   const size_t size = std::min<size_t>(completion.message_bytes, completion.message.size());
-  std::string message(completion.message.data(), size);
+  std::string message = printable({completion.message.data(), size}, size);
   if (completion.code >= static_cast<uint32_t>(kNumErrorCodes))
     return {ErrorCode::kInternal,
             "unknown error code " + std::to_string(completion.code) + ": " + message};
@@ -111,8 +114,7 @@ CompletionReader::CompletionReader(Arena arena)
     : arena_(arena), head_(arena.header().complete_head.load(std::memory_order_relaxed)) {}
 
 std::optional<Completion> CompletionReader::pop() {
-  const uint32_t tail = arena_.header().complete_tail.load(std::memory_order_acquire);
-  if (tail == head_) return std::nullopt;
+  if (!is_ready(arena_.header().complete_tail.load(std::memory_order_acquire))) return std::nullopt;
   Completion completion;
   copy_shared(&completion, arena_.completion_slot(head_), sizeof completion);
   ++head_;
@@ -120,21 +122,26 @@ std::optional<Completion> CompletionReader::pop() {
   return completion;
 }
 
+bool CompletionReader::is_ready(uint32_t tail) const {
+  return tail != head_ && tail - head_ <= kCompletionSlots;
+}
+
 bool CompletionReader::wait(std::chrono::steady_clock::time_point deadline) {
   std::atomic<uint32_t>& tail = arena_.header().complete_tail;
   // A short spin covers small calls, whose answer comes sooner than a sleep would take.
   for (int spin = 0; spin < 2000; ++spin) {
-    if (tail.load(std::memory_order_acquire) != head_) return true;
+    if (is_ready(tail.load(std::memory_order_acquire))) return true;
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
   }
-  while (tail.load(std::memory_order_acquire) == head_) {
+  while (true) {
+    const uint32_t seen = tail.load(std::memory_order_acquire);
+    if (is_ready(seen)) return true;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left.count() <= 0) return false;
-    futex_wait(tail, head_, left);
+    futex_wait(tail, seen, left);
   }
-  return true;
 }
 
 ArenaServer::ArenaServer(Arena arena)
@@ -149,6 +156,12 @@ Result<std::optional<Submission>> ArenaServer::peek() {
     return Status(ErrorCode::kInvalidArgument, "submit_tail is " + std::to_string(tail) + " with " +
                                                    std::to_string(head_) + " taken: the ring has " +
                                                    std::to_string(kSubmissionSlots) + " slots");
+  const uint32_t completions_read = arena_.header().complete_head.load(std::memory_order_acquire);
+  if (complete_tail_ - completions_read > kCompletionSlots)
+    return Status(ErrorCode::kInvalidArgument,
+                  "complete_head is " + std::to_string(completions_read) + " with " +
+                      std::to_string(complete_tail_) + " written: the ring has " +
+                      std::to_string(kCompletionSlots) + " slots");
   Submission submission;
   copy_shared(&submission, arena_.submission_slot(head_), sizeof submission);
   return std::optional<Submission>(submission);
@@ -174,7 +187,8 @@ void ArenaServer::complete(const Submission& submission, const Status& status) {
 }
 
 bool ArenaServer::wait_reached(const Submission& submission) const {
-  return submission.wait_word == kNoWord ||
+  // Not validated yet: a number that names no word waits for nothing and is refused afterwards.
+  return submission.wait_word >= kTimelineWords ||
          arena_.word(submission.wait_word).load(std::memory_order_acquire) >= submission.wait_value;
 }
 

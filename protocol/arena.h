@@ -96,9 +96,6 @@ struct alignas(4096) ArenaHeader {
   alignas(64) std::atomic<uint32_t> sleeping;       // 1: the executor needs the eventfd
   alignas(64) std::atomic<uint32_t> complete_tail;  // written by the executor; a futex
   alignas(64) std::atomic<uint32_t> complete_head;  // written by the client
-  // What the client's own kernels did, for the daemon's metrics; summed over layers.
-  alignas(64) std::atomic<uint64_t> appended_tokens;
-  std::atomic<uint64_t> attended_rows;
 };
 static_assert(sizeof(ArenaHeader) == 4096);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -153,11 +150,14 @@ class SubmissionWriter {
 class CompletionReader {
  public:
   explicit CompletionReader(Arena arena);
+  // Nothing, too, while complete_tail makes no sense: the caller's deadline ends it.
   std::optional<Completion> pop();
   // Waits until a completion is there (true) or the deadline has passed (false).
   bool wait(std::chrono::steady_clock::time_point deadline);
 
  private:
+  bool is_ready(uint32_t tail) const;
+
   Arena arena_;
   uint32_t head_;
 };
@@ -168,8 +168,8 @@ class ArenaServer {
  public:
   explicit ArenaServer(Arena arena);
 
-  // The submission at the head, or nothing. INVALID_ARGUMENT when the client's indices make no
-  // sense: the session must not be served any further.
+  // The submission at the head, or nothing; nothing in it is validated. INVALID_ARGUMENT when the
+  // client's indices make no sense: the session must not be served any further.
   Result<std::optional<Submission>> peek();
   // Whether a completion may be written without overtaking the client.
   bool can_complete() const;

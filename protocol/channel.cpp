@@ -6,10 +6,12 @@
 #include <cstring>
 #include <fcntl.h>
 #include <grp.h>
+#include <memory>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 
 #include "larder/check.h"
 #include "larder/system_error.h"
@@ -25,6 +27,7 @@ constexpr size_t kControlBytes =
 
 std::vector<OwnFd> take_fds(msghdr& message) {
   std::vector<OwnFd> fds;
+  fds.reserve(kControlBytes / sizeof(int));  // nothing may fail while an fd has no owner
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -60,12 +63,20 @@ bool is_peer_gone(int error) {
   return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == ESHUTDOWN;
 }
 
+// Where the kernel has no event to wait for.
+void pause_a_little() {
+  const timespec pause{0, 1'000'000};
+  ::nanosleep(&pause, nullptr);
+}
+
 Status wait_for(int socket, short events, Deadline deadline) {
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::steady_clock::now() + std::chrono::microseconds(999));
     if (left.count() <= 0)
-      return {ErrorCode::kDeadlineExceeded, "the other side did not answer in time"};
+      return {ErrorCode::kDeadlineExceeded, "the other side did not " +
+                                                std::string(events == POLLIN ? "answer" : "read") +
+                                                " in time"};
     pollfd entry{socket, events, 0};
     const int ready =
         ::poll(&entry, 1, static_cast<int>(std::min<int64_t>(left.count(), 3'600'000)));
@@ -76,29 +87,37 @@ Status wait_for(int socket, short events, Deadline deadline) {
 
 Status describe_refused_path(const std::string& path) {
   struct stat info {};
-  std::string group = "?";
-  if (::stat(path.c_str(), &info) == 0) {
-    group = std::to_string(info.st_gid);
-    if (const ::group* entry = ::getgrgid(info.st_gid)) group = entry->gr_name;
-  }
+  if (::stat(path.c_str(), &info) != 0)
+    return {ErrorCode::kPermissionDenied, "the directory of socket " + path + " is closed to us"};
+  std::string group = std::to_string(info.st_gid);
+  ::group entry{};
+  ::group* found = nullptr;
+  std::array<char, 4096> strings;
+  if (::getgrgid_r(info.st_gid, &entry, strings.data(), strings.size(), &found) == 0 &&
+      found != nullptr)
+    group = found->gr_name;
   return {ErrorCode::kPermissionDenied, "socket " + path + " is group " + group};
 }
 
 }  // namespace
 
 Received receive(int socket) {
-  std::vector<std::byte> buffer(kMaxMessageBytes);
+  // Not a vector: nothing is cleared, and a queued small message does not keep the room of a large.
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kMaxMessageBytes);
   alignas(cmsghdr) std::array<std::byte, kControlBytes> control;
-  iovec part{buffer.data(), buffer.size()};
+  iovec part{buffer.get(), kMaxMessageBytes};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  ssize_t size = 0;
-  do {
+  ssize_t size = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  // A peer that closes with our messages unread resets the connection. That is reported first and
+  // once, in front of what the peer had sent, which may well be the reason.
+  for (int resets = 0; size < 0 && (errno == EINTR || (errno == ECONNRESET && resets == 0));) {
+    if (errno == ECONNRESET) ++resets;
     size = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (size < 0 && errno == EINTR);
+  }
   if (size < 0) {
     Received result;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return result;
@@ -117,8 +136,7 @@ Received receive(int socket) {
                    " may be sent, and the receiver needs as many free descriptors");
   Received result;
   result.kind = Received::Kind::kMessage;
-  buffer.resize(static_cast<size_t>(size));
-  result.bytes = std::move(buffer);
+  result.bytes.assign(buffer.get(), buffer.get() + size);
   result.fds = std::move(fds);
   return result;
 }
@@ -155,13 +173,19 @@ Sent send(int socket, std::span<const std::byte> bytes, std::span<const int> fds
 
 Status send_before(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
                    Deadline deadline) {
-  while (true) {
+  if (bytes.empty() || bytes.size() > kMaxMessageBytes || fds.size() > kMaxFdsPerMessage)
+    return {ErrorCode::kInvalidArgument,
+            "a message of " + std::to_string(bytes.size()) + " bytes and " +
+                std::to_string(fds.size()) + " fds: 1 to " + std::to_string(kMaxMessageBytes) +
+                " bytes and at most " + std::to_string(kMaxFdsPerMessage) + " fds are allowed"};
+  for (bool waited = false;; waited = true) {
     switch (send(socket, bytes, fds)) {
       case Sent::kSent:
         return {};
       case Sent::kClosed:
         return {ErrorCode::kUnavailable, "the connection is closed"};
       case Sent::kFull:
+        if (waited) pause_a_little();  // writable and yet full: the fds' fault, see send()
         if (Status status = wait_for(socket, POLLOUT, deadline); !status.ok()) return status;
     }
   }
@@ -210,6 +234,8 @@ void prepare_socket(int socket) {
 Result<OwnFd> connect_before(const std::string& path, Deadline deadline) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
+  if (path.find('\0') != std::string::npos)
+    return Status(ErrorCode::kInvalidArgument, "socket path has a zero byte");
   if (path.empty() || path.size() >= sizeof address.sun_path)
     return Status(ErrorCode::kInvalidArgument,
                   "socket path has " + std::to_string(path.size()) + " bytes, 1 to " +
@@ -225,8 +251,7 @@ Result<OwnFd> connect_before(const std::string& path, Deadline deadline) {
       case EAGAIN: {  // the backlog is full; a Unix socket gives no event for room in it
         if (std::chrono::steady_clock::now() >= deadline)
           return Status(ErrorCode::kDeadlineExceeded, "the backlog of " + path + " is full");
-        timespec pause{0, 1'000'000};
-        ::nanosleep(&pause, nullptr);
+        pause_a_little();
         continue;
       }
       case ENOENT:

@@ -38,11 +38,14 @@ enum class Sent {
   kFull,    // would block; nothing was sent
   kClosed,  // the peer is gone
 };
-// At most kMaxMessageBytes and kMaxFdsPerMessage (a bug otherwise). The fds stay the caller's.
-// Throws SystemError for anything that is not the peer's doing.
+// 1 to kMaxMessageBytes and at most kMaxFdsPerMessage (a bug otherwise). The fds stay the caller's.
+// Throws SystemError for anything that is not the peer's doing. kFull may also mean that too many
+// fds are on their way to peers that do not read (see RLIMIT_NOFILE in unix(7)): then the socket
+// polls as writable, and an event loop must try again after a pause.
 Sent send(int socket, std::span<const std::byte> bytes, std::span<const int> fds = {});
 
-// UNAVAILABLE when the peer is gone, DEADLINE_EXCEEDED when the time is up.
+// UNAVAILABLE when the peer is gone, DEADLINE_EXCEEDED when the time is up. send_before() answers
+// INVALID_ARGUMENT for a message or a number of fds that send() would not take.
 Status send_before(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
                    Deadline deadline);
 Result<Received> receive_before(int socket, Deadline deadline);
@@ -53,7 +56,8 @@ OwnFd make_socket();
 // Sets and checks the buffers of a socket that came from accept or socketpair.
 void prepare_socket(int socket);
 
-// INVALID_ARGUMENT for a path longer than sun_path, UNAVAILABLE when nobody listens there (the
+// INVALID_ARGUMENT for a path that is empty, longer than sun_path or has a zero byte, or that is a
+// socket of another type; UNAVAILABLE when nobody listens there (the
 // message says whether the file is missing or stale), PERMISSION_DENIED naming the path and its
 // group, DEADLINE_EXCEEDED.
 Result<OwnFd> connect_before(const std::string& path, Deadline deadline);

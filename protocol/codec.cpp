@@ -1,12 +1,62 @@
 #include "protocol/codec.h"
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include <kj/exception.h>
 
 #include "larder/check.h"
+#include "protocol/text.h"
 
 namespace larder::protocol {
+
+namespace {
+
+uint32_t data_bits_of(capnp::schema::Type::Which type) {
+  using Type = capnp::schema::Type;
+  switch (type) {
+    case Type::BOOL:
+      return 1;
+    case Type::INT8:
+    case Type::UINT8:
+      return 8;
+    case Type::INT16:
+    case Type::UINT16:
+    case Type::ENUM:
+      return 16;
+    case Type::INT32:
+    case Type::UINT32:
+    case Type::FLOAT32:
+      return 32;
+    case Type::INT64:
+    case Type::UINT64:
+    case Type::FLOAT64:
+      return 64;
+    default:  // nothing, or a pointer
+      return 0;
+  }
+}
+
+// A field is aligned to its size, so it never straddles two words.
+void mark(std::vector<uint64_t>& data_bits, uint32_t first_bit, uint32_t num_bits) {
+  const uint64_t ones = num_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << num_bits) - 1;
+  if (num_bits != 0) data_bits.at(first_bit / 64) |= ones << first_bit % 64;
+}
+
+}  // namespace
+
+KnownFields::KnownFields(capnp::StructSchema schema) {
+  const auto node = schema.getProto().getStruct();
+  num_pointers = node.getPointerCount();
+  data_bits.resize(node.getDataWordCount());
+  if (node.getDiscriminantCount() > 0) mark(data_bits, 16 * node.getDiscriminantOffset(), 16);
+  for (const auto field : node.getFields()) {
+    LARDER_CHECK(field.isSlot(), "the schema has no groups");
+    const uint32_t size = data_bits_of(field.getSlot().getType().which());
+    mark(data_bits, size * field.getSlot().getOffset(), size);
+  }
+}
 
 std::string Reading::text(const char* field, capnp::Text::Reader value, size_t max_bytes) {
   if (value.size() > max_bytes) {
@@ -14,13 +64,12 @@ std::string Reading::text(const char* field, capnp::Text::Reader value, size_t m
            std::to_string(max_bytes) + " are allowed");
     return {};
   }
-  for (const char c : value) {
-    if (static_cast<unsigned char>(c) < 0x20) {
-      refuse(std::string(field) + " has a control character");
-      return {};
-    }
+  const std::string_view bytes(value.begin(), value.size());
+  if (!is_printable(bytes)) {
+    refuse(std::string(field) + " has a control character or is not UTF-8");
+    return {};
   }
-  return {value.begin(), value.size()};
+  return std::string(bytes);
 }
 
 std::string Reading::data(const char* field, capnp::Data::Reader value, size_t max_bytes) {
@@ -32,6 +81,20 @@ std::string Reading::data(const char* field, capnp::Data::Reader value, size_t m
   return {reinterpret_cast<const char*>(value.begin()), value.size()};
 }
 
+int64_t Reading::number(const char* field, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return value;
+  refuse(std::string(field) + " is " + std::to_string(value) + ", " + std::to_string(min) + " to " +
+         std::to_string(max) + " are allowed");
+  return min;
+}
+
+uint64_t Reading::arena_bytes(uint64_t value) {
+  if (value == 0 || (value >= kMinArenaBytes && value <= kMaxArenaBytes)) return value;
+  refuse("arena_bytes is " + std::to_string(value) + ", 0 or " + std::to_string(kMinArenaBytes) +
+         " to " + std::to_string(kMaxArenaBytes) + " are allowed");
+  return 0;
+}
+
 uint32_t Reading::count(const char* field, size_t size, size_t max) {
   if (size > max) {
     refuse(std::string(field) + " has " + std::to_string(size) + " entries, at most " +
@@ -41,18 +104,30 @@ uint32_t Reading::count(const char* field, size_t size, size_t max) {
   return static_cast<uint32_t>(size);
 }
 
-bool Reading::has_more_than(capnp::AnyStruct::Reader reader, uint32_t data_words,
-                            uint32_t pointers) {
+bool Reading::has_more_than(capnp::AnyStruct::Reader reader, const KnownFields& known) {
   const auto data = reader.getDataSection();
-  for (size_t i = size_t{data_words} * sizeof(capnp::word); i < data.size(); ++i)
-    if (data[i] != 0) return true;
-  const auto pointer_section = reader.getPointerSection();
-  for (uint32_t i = pointers; i < pointer_section.size(); ++i)
-    if (!pointer_section[i].isNull()) return true;
+  for (size_t i = 0; i < data.size(); i += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, data.begin() + i, std::min(sizeof word, data.size() - i));
+    const size_t index = i / sizeof word;
+    if ((word & ~(index < known.data_bits.size() ? known.data_bits[index] : 0)) != 0) return true;
+  }
+  const auto pointers = reader.getPointerSection();
+  for (uint32_t i = known.num_pointers; i < pointers.size(); ++i)
+    if (!pointers[i].isNull()) return true;
   return false;
 }
 
 Bytes finish(capnp::MessageBuilder& builder) {
+  // A message that outgrew its first segment is copied into one: pointers between segments take
+  // room of their own, and limits.h counts on the largest replies to have none.
+  if (builder.getSegmentsForOutput().size() > 1) {
+    const auto root = builder.getRoot<capnp::AnyPointer>().asReader();
+    capnp::MallocMessageBuilder one_segment(
+        static_cast<capnp::uint>(root.targetSize().wordCount + 1));
+    one_segment.setRoot(root);
+    return finish(one_segment);
+  }
   const auto words = capnp::messageToFlatArray(builder);
   const auto bytes = words.asBytes();
   Bytes result(bytes.size());
@@ -70,12 +145,18 @@ Status read_message(std::span<const std::byte> bytes,
   std::vector<capnp::word> words(bytes.size() / sizeof(capnp::word));
   std::memcpy(words.data(), bytes.data(), bytes.size());
   capnp::ReaderOptions options;
-  // Lists of empty structs and repeated pointers may be walked for more than the message's size.
-  options.traversalLimitInWords = 8 * kMaxMessageBytes / sizeof(capnp::word);
+  // Every list is read once, so an honest message stays well below its own size. The factor leaves
+  // room for walking a list twice, not for a message whose pointers all name the same bytes.
+  options.traversalLimitInWords = 2 * kMaxMessageBytes / sizeof(capnp::word);
   options.nestingLimit = static_cast<int>(kMaxNestingLevels);
   // Cap'n Proto reports malformed bytes by throwing; this is where that becomes an answer.
   try {
     capnp::FlatArrayMessageReader reader(kj::arrayPtr(words.data(), words.size()), options);
+    if (reader.getEnd() != words.data() + words.size())
+      return {ErrorCode::kInvalidArgument,
+              "a message of " + std::to_string(bytes.size()) + " bytes of which " +
+                  std::to_string((reader.getEnd() - words.data()) * sizeof(capnp::word)) +
+                  " are used"};
     return read(reader);
   } catch (const kj::Exception& error) {
     return {ErrorCode::kInvalidArgument,
@@ -95,8 +176,10 @@ void write(capnp::List<wire::Block>::Builder builder, const std::vector<Block>& 
 std::vector<Block> read_blocks(Reading& reading, const char* field,
                                capnp::List<wire::Block>::Reader reader, size_t max) {
   std::vector<Block> blocks(reading.count(field, reader.size(), max));
-  for (uint32_t i = 0; i < blocks.size(); ++i)
+  for (uint32_t i = 0; i < blocks.size(); ++i) {
+    reading.known_fields_only<wire::Block>(field, reader[i]);
     blocks[i] = {reader[i].getId(), reader[i].getGeneration()};
+  }
   return blocks;
 }
 
@@ -117,16 +200,17 @@ GroupLayout read_group_layout(Reading& reading, wire::GroupLayout::Reader reader
   layout.layer_stride_bytes = reader.getLayerStrideBytes();
   layout.num_blocks = reader.getNumBlocks();
   layout.segment_bytes =
-      reading.numbers("segmentBytes", reader.getSegmentBytes(), kMaxSegmentsPerGroup);
+      reading.numbers("segment_bytes", reader.getSegmentBytes(), kMaxSegmentsPerGroup);
   return layout;
 }
 
 void write(wire::Error::Builder builder, const Status& status) {
   builder.setCode(static_cast<uint16_t>(status.code()));
-  builder.setMessage(status.message().substr(0, kMaxErrorBytes));
+  builder.setMessage(printable(status.message(), kMaxErrorBytes));
 }
 
 Status read_error(Reading& reading, wire::Error::Reader reader) {
+  reading.known_fields_only<wire::Error>("error", reader);
   const std::string message = reading.text("message", reader.getMessage(), kMaxErrorBytes);
   const uint16_t code = reader.getCode();
   if (code >= kNumErrorCodes)

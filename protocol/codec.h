@@ -8,6 +8,7 @@
 
 #include <capnp/any.h>
 #include <capnp/message.h>
+#include <capnp/schema.h>
 #include <capnp/serialize.h>
 
 #include "larder/status.h"
@@ -16,6 +17,14 @@
 #include "protocol/messages.h"
 
 namespace larder::protocol {
+
+// What this build's schema gives a meaning in a struct: one bit for each bit of its data section,
+// and the number of its pointers.
+struct KnownFields {
+  explicit KnownFields(capnp::StructSchema schema);
+  std::vector<uint64_t> data_bits;
+  uint32_t num_pointers = 0;
+};
 
 // Collects the first refusal of a decode, so that readers can be written as plain assignments.
 class Reading {
@@ -26,11 +35,22 @@ class Reading {
     if (ok()) status_ = Status(ErrorCode::kInvalidArgument, std::move(message));
   }
 
-  // At most `max_bytes`, and no byte below 0x20, which no name or sentence of ours needs.
+  // At most `max_bytes` of valid UTF-8 without control characters, which no name or sentence of
+  // ours needs and which would break the logs, the JSON and the metrics that it may end up in.
   std::string text(const char* field, capnp::Text::Reader value, size_t max_bytes = kMaxNameBytes);
   std::string data(const char* field, capnp::Data::Reader value, size_t max_bytes);
+  // `value` if it is within [min, max], else min with a refusal.
+  int64_t number(const char* field, int64_t value, int64_t min, int64_t max);
+  // 0, or a size that an arena may have.
+  uint64_t arena_bytes(uint64_t value);
   // The size of a list, or 0 with a refusal when it is longer than `max`.
   uint32_t count(const char* field, size_t size, size_t max);
+
+  void same_size(const char* field, size_t size, const char* other_field, size_t other_size) {
+    if (size != other_size)
+      refuse(std::string(field) + " has " + std::to_string(size) + " entries, " + other_field +
+             " has " + std::to_string(other_size));
+  }
 
   template <typename List>
   auto numbers(const char* field, List list, size_t max) {
@@ -40,23 +60,22 @@ class Reading {
     return result;
   }
 
-  // Refuses a struct that carries data or pointers past what this build's schema knows.
+  // Refuses a struct that carries anything which this build's schema does not know: data or
+  // pointers past its end, or bits that are padding in it and a later version may use.
   template <typename Struct>
   void known_fields_only(const char* what, typename Struct::Reader reader) {
-    constexpr auto kSize = capnp::_::structSize<Struct>();
-    if (has_more_than(capnp::AnyStruct::Reader(reader), kSize.data / capnp::WORDS,
-                      kSize.pointers / capnp::POINTERS))
+    static const KnownFields kKnown{capnp::StructSchema(capnp::Schema::from<Struct>())};
+    if (has_more_than(capnp::AnyStruct::Reader(reader), kKnown))
       refuse(std::string(what) + " has fields that version " + std::to_string(kMaxVersion) +
              " does not know");
   }
 
  private:
-  static bool has_more_than(capnp::AnyStruct::Reader reader, uint32_t data_words,
-                            uint32_t pointers);
+  static bool has_more_than(capnp::AnyStruct::Reader reader, const KnownFields& known);
   Status status_;
 };
 
-// Serializes a filled message. A message past kMaxMessageBytes is a bug of the sender's checks.
+// Serializes a filled message, of whatever size it has, as one segment.
 Bytes finish(capnp::MessageBuilder& builder);
 
 // Runs `read` over the message in `bytes`; malformed bytes of any kind become INVALID_ARGUMENT.
@@ -73,6 +92,7 @@ void write(wire::PoolSpec::Builder builder, const PoolSpec& spec);
 PoolSpec read_pool_spec(Reading& reading, wire::PoolSpec::Reader reader);
 void write(wire::GroupLayout::Builder builder, const GroupLayout& layout);
 GroupLayout read_group_layout(Reading& reading, wire::GroupLayout::Reader reader);
+// The message is made printable and cut to kMaxErrorBytes.
 void write(wire::Error::Builder builder, const Status& status);
 // A code outside the enum becomes INTERNAL, and the number is kept in the message.
 Status read_error(Reading& reading, wire::Error::Reader reader);

@@ -1,13 +1,12 @@
 // Codec of what larderd and its executor say to each other.
 #include "protocol/codec.h"
 #include "protocol/executor_messages.h"
+#include "protocol/text.h"
 
 namespace larder::protocol {
 namespace {
 
-uint32_t size32(size_t size) {
-  return static_cast<uint32_t>(size);
-}
+uint32_t size32(size_t size) { return static_cast<uint32_t>(size); }
 
 struct CommandWriter {
   wire::ExecutorCommand::Builder out;
@@ -79,7 +78,7 @@ struct ReportWriter {
   void operator()(const BrokenRing& body) {
     auto to = out.initBrokenRing();
     to.setSession(body.session);
-    to.setMessage(body.message.substr(0, kMaxErrorBytes));
+    to.setMessage(printable(body.message, kMaxErrorBytes));
   }
 };
 
@@ -87,32 +86,48 @@ ExecutorCommand read_command(Reading& reading, wire::ExecutorCommand::Reader rea
   switch (reader.which()) {
     case wire::ExecutorCommand::ADD_GROUP: {
       const auto from = reader.getAddGroup();
+      reading.known_fields_only<wire::AddGroup>("add_group", from);
       return AddGroup{from.getPool(), from.getGroup(), read_group_spec(reading, from.getSpec()),
                       read_group_layout(reading, from.getLayout())};
     }
     case wire::ExecutorCommand::ADD_SEGMENTS: {
       const auto from = reader.getAddSegments();
+      reading.known_fields_only<wire::AddSegments>("add_segments", from);
       return AddSegments{from.getPool(), from.getGroup(),
-                         reading.numbers("sizeBytes", from.getSizeBytes(), kMaxFdsPerMessage)};
+                         reading.numbers("size_bytes", from.getSizeBytes(), kMaxFdsPerMessage)};
     }
     case wire::ExecutorCommand::DROP_POOL:
       return DropPool{reader.getDropPool()};
-    case wire::ExecutorCommand::ADD_SESSION:
-      return AddSession{reader.getAddSession().getSession(),
-                        reader.getAddSession().getArenaBytes()};
-    case wire::ExecutorCommand::ATTACH_POOL:
-      return AttachPool{reader.getAttachPool().getSession(), reader.getAttachPool().getPool()};
-    case wire::ExecutorCommand::DETACH_POOL:
-      return DetachPool{reader.getDetachPool().getSession(), reader.getDetachPool().getPool()};
+    case wire::ExecutorCommand::ADD_SESSION: {
+      const auto from = reader.getAddSession();
+      reading.known_fields_only<wire::AddSession>("add_session", from);
+      return AddSession{from.getSession(), reading.arena_bytes(from.getArenaBytes())};
+    }
+    case wire::ExecutorCommand::ATTACH_POOL: {
+      const auto from = reader.getAttachPool();
+      reading.known_fields_only<wire::SessionPool>("attach_pool", from);
+      return AttachPool{from.getSession(), from.getPool()};
+    }
+    case wire::ExecutorCommand::DETACH_POOL: {
+      const auto from = reader.getDetachPool();
+      reading.known_fields_only<wire::SessionPool>("detach_pool", from);
+      return DetachPool{from.getSession(), from.getPool()};
+    }
     case wire::ExecutorCommand::DROP_SESSION:
       return DropSession{reader.getDropSession()};
-    case wire::ExecutorCommand::DRAIN:
-      return Drain{reader.getDrain().getSession(), reader.getDrain().getTicket()};
+    case wire::ExecutorCommand::DRAIN: {
+      const auto from = reader.getDrain();
+      reading.known_fields_only<wire::Drain>("drain", from);
+      return Drain{from.getSession(), from.getTicket()};
+    }
     case wire::ExecutorCommand::COPY: {
       const auto from = reader.getCopy();
-      return CopyBlocks{from.getCopy(), from.getPool(), from.getGroup(),
-                        reading.numbers("from", from.getFrom(), kMaxBlocksPerCopy),
-                        reading.numbers("to", from.getTo(), kMaxBlocksPerCopy)};
+      reading.known_fields_only<wire::CopyBlocks>("copy", from);
+      CopyBlocks body{from.getCopy(), from.getPool(), from.getGroup(), {}, {}};
+      body.from = reading.numbers("from", from.getFrom(), kMaxBlocksPerCopy);
+      body.to = reading.numbers("to", from.getTo(), kMaxBlocksPerCopy);
+      reading.same_size("from", body.from.size(), "to", body.to.size());
+      return body;
     }
   }
   reading.refuse("command kind " + std::to_string(static_cast<int>(reader.which())) +
@@ -123,9 +138,11 @@ ExecutorCommand read_command(Reading& reading, wire::ExecutorCommand::Reader rea
 Counters read_counters(Reading& reading, capnp::List<wire::PoolCounters>::Reader from) {
   Counters counters;
   counters.pools.resize(reading.count("counters", from.size(), kMaxPools));
-  for (uint32_t i = 0; i < counters.pools.size(); ++i)
+  for (uint32_t i = 0; i < counters.pools.size(); ++i) {
+    reading.known_fields_only<wire::PoolCounters>("counters", from[i]);
     counters.pools[i] = {from[i].getPool(), from[i].getAppendedTokens(), from[i].getAttendedRows(),
                          from[i].getRefusals()};
+  }
   return counters;
 }
 
@@ -135,15 +152,19 @@ ExecutorReport read_report(Reading& reading, wire::ExecutorReport::Reader reader
       return Ready{};
     case wire::ExecutorReport::DRAINED:
       return Drained{reader.getDrained()};
-    case wire::ExecutorReport::COPIED:
-      return Copied{reader.getCopied().getCopy(),
-                    read_error(reading, reader.getCopied().getError())};
+    case wire::ExecutorReport::COPIED: {
+      const auto from = reader.getCopied();
+      reading.known_fields_only<wire::Copied>("copied", from);
+      return Copied{from.getCopy(), read_error(reading, from.getError())};
+    }
     case wire::ExecutorReport::COUNTERS:
       return read_counters(reading, reader.getCounters());
-    case wire::ExecutorReport::BROKEN_RING:
-      return BrokenRing{
-          reader.getBrokenRing().getSession(),
-          reading.text("message", reader.getBrokenRing().getMessage(), kMaxErrorBytes)};
+    case wire::ExecutorReport::BROKEN_RING: {
+      const auto from = reader.getBrokenRing();
+      reading.known_fields_only<wire::BrokenRing>("broken_ring", from);
+      return BrokenRing{from.getSession(),
+                        reading.text("message", from.getMessage(), kMaxErrorBytes)};
+    }
   }
   reading.refuse("report kind " + std::to_string(static_cast<int>(reader.which())) + " is unknown");
   return Ready{};
@@ -167,7 +188,9 @@ Result<ExecutorCommand> decode_command(std::span<const std::byte> bytes) {
   ExecutorCommand command;
   const Status status = read_message(bytes, [&](capnp::MessageReader& message) {
     Reading reading;
-    command = read_command(reading, message.getRoot<wire::ExecutorCommand>());
+    const auto reader = message.getRoot<wire::ExecutorCommand>();
+    reading.known_fields_only<wire::ExecutorCommand>("command", reader);
+    command = read_command(reading, reader);
     return reading.status();
   });
   if (!status.ok()) return status;
@@ -178,7 +201,9 @@ Result<ExecutorReport> decode_report(std::span<const std::byte> bytes) {
   ExecutorReport report;
   const Status status = read_message(bytes, [&](capnp::MessageReader& message) {
     Reading reading;
-    report = read_report(reading, message.getRoot<wire::ExecutorReport>());
+    const auto reader = message.getRoot<wire::ExecutorReport>();
+    reading.known_fields_only<wire::ExecutorReport>("report", reader);
+    report = read_report(reading, reader);
     return reading.status();
   });
   if (!status.ok()) return status;

@@ -105,9 +105,10 @@ PoolSpec read_pool_spec(Reading& reading, wire::PoolSpec::Reader reader) {
   PoolSpec spec;
   spec.name = reading.text("pool.name", reader.getName());
   spec.model = reading.text("model", reader.getModel());
-  spec.groups.resize(reading.count("groups", reader.getGroups().size(), kMaxGroups));
+  const auto groups = reader.getGroups();
+  spec.groups.resize(reading.count("groups", groups.size(), kMaxGroups));
   for (uint32_t i = 0; i < spec.groups.size(); ++i)
-    spec.groups[i] = read_group_spec(reading, reader.getGroups()[i]);
+    spec.groups[i] = read_group_spec(reading, groups[i]);
   return spec;
 }
 

@@ -6,9 +6,7 @@
 namespace larder::protocol {
 namespace {
 
-uint32_t size32(size_t size) {
-  return static_cast<uint32_t>(size);
-}
+uint32_t size32(size_t size) { return static_cast<uint32_t>(size); }
 
 void write(wire::GroupInfo::Builder to, const GroupInfo& group) {
   to.setName(group.name);
@@ -24,6 +22,7 @@ void write(wire::GroupInfo::Builder to, const GroupInfo& group) {
 }
 
 GroupInfo read_group_info(Reading& reading, wire::GroupInfo::Reader from) {
+  reading.known_fields_only<wire::GroupInfo>("group", from);
   GroupInfo group;
   group.name = reading.text("group.name", from.getName());
   group.capacity = from.getCapacity();
@@ -61,20 +60,25 @@ void write(wire::PoolInfo::Builder to, const PoolInfo& pool) {
 }
 
 PoolInfo read_pool_info(Reading& reading, wire::PoolInfo::Reader from) {
+  reading.known_fields_only<wire::PoolInfo>("pool", from);
   PoolInfo pool;
   pool.pool = from.getPool();
   pool.tenant = reading.text("tenant", from.getTenant());
   pool.name = reading.text("pool.name", from.getName());
   pool.model = reading.text("model", from.getModel());
-  pool.identity.resize(reading.count("identity", from.getIdentity().size(), kMaxIdentityFields));
-  for (uint32_t i = 0; i < pool.identity.size(); ++i)
+  const auto identity = from.getIdentity();
+  pool.identity.resize(reading.count("identity", identity.size(), kMaxIdentityFields));
+  for (uint32_t i = 0; i < pool.identity.size(); ++i) {
+    reading.known_fields_only<wire::Pair>("identity", identity[i]);
     pool.identity[i] = {
-        reading.text("identity.name", from.getIdentity()[i].getName()),
-        reading.text("identity.value", from.getIdentity()[i].getValue(), kMaxErrorBytes)};
+        reading.text("identity.name", identity[i].getName()),
+        reading.text("identity.value", identity[i].getValue(), kMaxIdentityValueBytes)};
+  }
   pool.num_sessions = from.getNumSessions();
-  pool.groups.resize(reading.count("groups", from.getGroups().size(), kMaxGroups));
+  const auto groups = from.getGroups();
+  pool.groups.resize(reading.count("groups", groups.size(), kMaxGroups));
   for (uint32_t i = 0; i < pool.groups.size(); ++i)
-    pool.groups[i] = read_group_info(reading, from.getGroups()[i]);
+    pool.groups[i] = read_group_info(reading, groups[i]);
   pool.allocated_blocks_total = from.getAllocatedBlocksTotal();
   pool.evicted_blocks_total = from.getEvictedBlocksTotal();
   pool.published_blocks_total = from.getPublishedBlocksTotal();
@@ -101,6 +105,7 @@ void write(wire::SessionInfo::Builder to, const SessionInfo& session) {
 }
 
 SessionInfo read_session_info(Reading& reading, wire::SessionInfo::Reader from) {
+  reading.known_fields_only<wire::SessionInfo>("session", from);
   SessionInfo session;
   session.session = from.getSession();
   session.tenant = reading.text("tenant", from.getTenant());
@@ -134,6 +139,7 @@ void write(wire::DaemonStatus::Builder to, const DaemonStatus& status) {
 }
 
 DaemonStatus read_status(Reading& reading, wire::DaemonStatus::Reader from) {
+  reading.known_fields_only<wire::DaemonStatus>("status", from);
   DaemonStatus status;
   status.version = reading.text("version", from.getVersion());
   status.pid = from.getPid();
@@ -217,68 +223,84 @@ struct Writer {
 };
 
 Connected read_connected(Reading& reading, wire::Connected::Reader from) {
+  reading.known_fields_only<wire::Connected>("connected", from);
   Connected body{from.getVersion(), from.getSession(), {}, from.getArenaBytes()};
-  if (from.getSessionToken().size() != body.session_token.size()) {
-    reading.refuse("session_token has " + std::to_string(from.getSessionToken().size()) +
-                   " bytes, not 32");
+  const auto token = from.getSessionToken();
+  if (token.size() != body.session_token.size()) {
+    reading.refuse("session_token has " + std::to_string(token.size()) + " bytes, not 32");
     return body;
   }
-  std::memcpy(body.session_token.data(), from.getSessionToken().begin(), 32);
+  std::memcpy(body.session_token.data(), token.begin(), body.session_token.size());
   return body;
 }
 
 PoolOpened read_pool_opened(Reading& reading, wire::PoolOpened::Reader from) {
+  reading.known_fields_only<wire::PoolOpened>("pool_opened", from);
   PoolOpened body{from.getPool(), from.getCreated(), {}};
-  body.groups.resize(reading.count("groups", from.getGroups().size(), kMaxGroups));
-  for (uint32_t i = 0; i < body.groups.size(); ++i)
-    body.groups[i] = read_group_layout(reading, from.getGroups()[i]);
+  const auto groups = from.getGroups();
+  body.groups.resize(reading.count("groups", groups.size(), kMaxGroups));
+  size_t num_segments = 0;
+  for (uint32_t i = 0; i < body.groups.size(); ++i) {
+    body.groups[i] = read_group_layout(reading, groups[i]);
+    num_segments += body.groups[i].segment_bytes.size();
+  }
+  reading.count("segment_bytes of all groups", num_segments, kMaxSegmentsPerPool);
   return body;
 }
 
 Published read_published(Reading& reading, wire::Published::Reader from) {
+  reading.known_fields_only<wire::Published>("published", from);
   Published body;
   const auto blocks = read_blocks(reading, "published", from.getBlocks(), kMaxBlocksPerPublish);
-  if (from.getKeys().size() != 32 * blocks.size()) {
-    reading.refuse("keys has " + std::to_string(from.getKeys().size()) + " bytes, not " +
+  const auto keys = from.getKeys();
+  if (keys.size() != 32 * blocks.size()) {
+    reading.refuse("keys has " + std::to_string(keys.size()) + " bytes, not " +
                    std::to_string(32 * blocks.size()));
     return body;
   }
   body.blocks.resize(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
-    std::memcpy(body.blocks[i].key.data(), from.getKeys().begin() + 32 * i, 32);
+    std::memcpy(body.blocks[i].key.data(), keys.begin() + 32 * i, 32);
     body.blocks[i].block = blocks[i];
   }
   return body;
 }
 
 Pools read_pools(Reading& reading, wire::Pools::Reader from) {
+  reading.known_fields_only<wire::Pools>("pools", from);
   Pools body;
   body.more = from.getMore();
-  body.pools.resize(reading.count("pools", from.getPools().size(), kMaxPools));
+  const auto pools = from.getPools();
+  body.pools.resize(reading.count("pools", pools.size(), kMaxPools));
   for (uint32_t i = 0; i < body.pools.size(); ++i)
-    body.pools[i] = read_pool_info(reading, from.getPools()[i]);
+    body.pools[i] = read_pool_info(reading, pools[i]);
   return body;
 }
 
 Sessions read_sessions(Reading& reading, wire::Sessions::Reader from) {
+  reading.known_fields_only<wire::Sessions>("sessions", from);
   Sessions body;
   body.more = from.getMore();
-  body.sessions.resize(reading.count("sessions", from.getSessions().size(), kMaxSessions));
+  const auto sessions = from.getSessions();
+  body.sessions.resize(reading.count("sessions", sessions.size(), kMaxSessionsPerPage));
   for (uint32_t i = 0; i < body.sessions.size(); ++i)
-    body.sessions[i] = read_session_info(reading, from.getSessions()[i]);
+    body.sessions[i] = read_session_info(reading, sessions[i]);
   return body;
 }
 
 Capabilities read_capabilities(Reading& reading, capnp::List<wire::Capability>::Reader from) {
   Capabilities body;
   body.rows.resize(reading.count("capabilities", from.size(), kMaxCapabilities));
-  for (uint32_t i = 0; i < body.rows.size(); ++i)
-    body.rows[i] = {reading.text("op", from[i].getOp()),
-                    reading.text("backend", from[i].getBackend()),
-                    reading.text("k_format", from[i].getKFormat()),
-                    reading.text("v_format", from[i].getVFormat()),
-                    from[i].getDimMultiple(),
-                    from[i].getDimMax()};
+  for (uint32_t i = 0; i < body.rows.size(); ++i) {
+    reading.known_fields_only<wire::Capability>("capabilities", from[i]);
+    body.rows[i] = {
+        reading.text("capability.op", from[i].getOp(), kMaxCapabilityTextBytes),
+        reading.text("capability.backend", from[i].getBackend(), kMaxCapabilityTextBytes),
+        reading.text("capability.k_format", from[i].getKFormat(), kMaxCapabilityTextBytes),
+        reading.text("capability.v_format", from[i].getVFormat(), kMaxCapabilityTextBytes),
+        from[i].getDimMultiple(),
+        from[i].getDimMax()};
+  }
   return body;
 }
 
@@ -301,10 +323,12 @@ ReplyBody read_body(Reading& reading, wire::Reply::Reader reader) {
       return Blocks{read_blocks(reading, "blocks", reader.getBlocks(), kMaxBlocksPerMessage)};
     case wire::Reply::PUBLISHED:
       return read_published(reading, reader.getPublished());
-    case wire::Reply::PREFIX:
-      return Prefix{
-          reader.getPrefix().getHitTokens(),
-          read_blocks(reading, "blocks", reader.getPrefix().getBlocks(), kMaxBlocksPerMessage)};
+    case wire::Reply::PREFIX: {
+      const auto from = reader.getPrefix();
+      reading.known_fields_only<wire::Prefix>("prefix", from);
+      return Prefix{from.getHitTokens(),
+                    read_blocks(reading, "blocks", from.getBlocks(), kMaxBlocksPerMessage)};
+    }
     case wire::Reply::POOLS:
       return read_pools(reading, reader.getPools());
     case wire::Reply::SESSIONS:
@@ -320,6 +344,20 @@ ReplyBody read_body(Reading& reading, wire::Reply::Reader reader) {
 
 }  // namespace
 
+size_t page_bytes(const PoolInfo& pool) {
+  const auto words = [](const std::string& text) { return text.size() / sizeof(capnp::word) + 1; };
+  const auto words_of = [](auto size) {
+    return size.data / capnp::WORDS + size.pointers / capnp::POINTERS;
+  };
+  size_t sum = words_of(capnp::_::structSize<wire::PoolInfo>()) + words(pool.tenant) +
+               words(pool.name) + words(pool.model) + 2;  // one word of header per list
+  for (const auto& [name, value] : pool.identity)
+    sum += words_of(capnp::_::structSize<wire::Pair>()) + words(name) + words(value);
+  for (const GroupInfo& group : pool.groups)
+    sum += words_of(capnp::_::structSize<wire::GroupInfo>()) + words(group.name);
+  return sum * sizeof(capnp::word);
+}
+
 Bytes encode(const Reply& reply) {
   capnp::MallocMessageBuilder builder;
   auto out = builder.initRoot<wire::Reply>();
@@ -334,6 +372,7 @@ Result<Reply> decode_reply(std::span<const std::byte> bytes) {
   const Status status = read_message(bytes, [&](capnp::MessageReader& message) {
     const auto reader = message.getRoot<wire::Reply>();
     Reading reading;
+    reading.known_fields_only<wire::Reply>("reply", reader);
     reply.id = reader.getId();
     reply.boot_id = reader.getBootId();
     reply.body = read_body(reading, reader);

@@ -21,7 +21,9 @@ TokenList read_tokens(Reading& reading, wire::TokenList::Reader reader) {
     case wire::TokenList::INLINE:
       return reading.numbers("tokens", reader.getInline(), kMaxTokensInline);
     case wire::TokenList::ARENA: {
-      const ArenaRange range{reader.getArena().getOffsetBytes(), reader.getArena().getCount()};
+      const auto arena = reader.getArena();
+      reading.known_fields_only<wire::ArenaRange>("tokens", arena);
+      const ArenaRange range{arena.getOffsetBytes(), arena.getCount()};
       if (range.count > kMaxTokensInArena)
         reading.refuse("tokens has " + std::to_string(range.count) + " entries, at most " +
                        std::to_string(kMaxTokensInArena) + " are allowed");
@@ -43,6 +45,11 @@ std::vector<std::string> read_extra(Reading& reading, capnp::List<capnp::Data>::
   for (uint32_t i = 0; i < extra.size(); ++i)
     extra[i] = reading.data("extra", reader[i], kMaxExtraBytesPerBlock);
   return extra;
+}
+
+// A token list of one-token blocks is the longest there is.
+int64_t read_first_block(Reading& reading, int64_t value) {
+  return reading.number("first_block", value, 0, kMaxTokensInArena);
 }
 
 struct Writer {
@@ -131,7 +138,7 @@ Connect read_connect(Reading& reading, wire::Connect::Reader reader) {
   body.token = reading.text("token", reader.getToken());
   body.role = reading.text("role", reader.getRole());
   body.client_name = reading.text("client_name", reader.getClientName());
-  body.arena_bytes = reader.getArenaBytes();
+  body.arena_bytes = reading.arena_bytes(reader.getArenaBytes());
   return body;
 }
 
@@ -143,7 +150,7 @@ Publish read_publish(Reading& reading, wire::Publish::Reader reader) {
   body.tokens = read_tokens(reading, reader.getTokens());
   body.blocks = read_blocks(reading, "blocks", reader.getBlocks(), kMaxBlocksPerPublish);
   body.extra = read_extra(reading, reader.getExtra());
-  body.first_block = reader.getFirstBlock();
+  body.first_block = read_first_block(reading, reader.getFirstBlock());
   return body;
 }
 
@@ -155,7 +162,7 @@ Lookup read_lookup(Reading& reading, wire::Lookup::Reader reader) {
   body.tokens = read_tokens(reading, reader.getTokens());
   body.extra = read_extra(reading, reader.getExtra());
   body.hold = reader.getHold();
-  body.first_block = reader.getFirstBlock();
+  body.first_block = read_first_block(reading, reader.getFirstBlock());
   return body;
 }
 
@@ -164,6 +171,7 @@ Copy read_copy(Reading& reading, wire::Copy::Reader reader) {
   Copy body{reader.getPool(), reader.getGroup(), {}, {}};
   body.from = read_blocks(reading, "from", reader.getFrom(), kMaxBlocksPerCopy);
   body.to = read_blocks(reading, "to", reader.getTo(), kMaxBlocksPerCopy);
+  reading.same_size("from", body.from.size(), "to", body.to.size());
   return body;
 }
 
@@ -181,13 +189,16 @@ RequestBody read_body(Reading& reading, wire::Request::Reader reader) {
       return DestroyPool{reader.getDestroyPool()};
     case wire::Request::OPEN_SEGMENTS: {
       const auto body = reader.getOpenSegments();
-      reading.known_fields_only<wire::OpenSegments>("openSegments", body);
-      return OpenSegments{body.getPool(), body.getGroup(), body.getFirst(), body.getCount()};
+      reading.known_fields_only<wire::OpenSegments>("open_segments", body);
+      const int64_t count = reading.number("count", body.getCount(), 0, kMaxFdsPerMessage);
+      return OpenSegments{body.getPool(), body.getGroup(), body.getFirst(),
+                          static_cast<uint32_t>(count)};
     }
     case wire::Request::ALLOCATE: {
       const auto body = reader.getAllocate();
       reading.known_fields_only<wire::Allocate>("allocate", body);
-      return Allocate{body.getPool(), body.getGroup(), body.getNumBlocks()};
+      return Allocate{body.getPool(), body.getGroup(),
+                      reading.number("num_blocks", body.getNumBlocks(), 0, kMaxBlocksPerMessage)};
     }
     case wire::Request::RELEASE: {
       const auto body = reader.getRelease();

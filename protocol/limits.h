@@ -23,14 +23,20 @@ inline constexpr size_t kMaxBlocksPerMessage = 8192;
 inline constexpr size_t kMaxBlocksPerPublish = 2048;
 inline constexpr size_t kMaxBlocksPerCopy = 4096;
 inline constexpr size_t kMaxSegmentsPerGroup = 4096;
+inline constexpr size_t kMaxSegmentsPerPool = 8192;  // one reply names them all
 inline constexpr size_t kMaxIdentityFields = 256;
-inline constexpr size_t kMaxCapabilities = 1024;
+inline constexpr size_t kMaxIdentityValueBytes = 256;
+inline constexpr size_t kMaxCapabilities = 512;
+inline constexpr size_t kMaxCapabilityTextBytes = 32;
 inline constexpr size_t kMaxTokensInline = 24 * 1024;
 inline constexpr size_t kMaxTokensInArena = size_t{4} << 20;
 inline constexpr size_t kMaxExtraBytesPerBlock = 1024;
 
 inline constexpr size_t kMaxSessions = 1024;
+inline constexpr size_t kMaxSessionsPerPage = 256;
 inline constexpr size_t kMaxPools = 1024;
+// Pools differ in size: a page takes pools while the sum of their page_bytes() stays within this.
+inline constexpr size_t kMaxPoolPageBytes = kMaxMessageBytes - 1024;
 inline constexpr size_t kMaxPendingRequestsPerSession = 64;
 inline constexpr size_t kMaxQueuedRepliesPerSession = 256;
 

@@ -275,8 +275,13 @@ struct Reply {
   ReplyBody body;
 };
 
+// May be longer than kMaxMessageBytes, because every list of a request can be within its own limit
+// and the sum too long: look before send(); send_before() refuses it. Replies that keep to the
+// limits of limits.h always fit; see kMaxSessionsPerPage and kMaxPoolPageBytes for those in pages.
 Bytes encode(const Request& request);
 Bytes encode(const Reply& reply);
+// What this pool adds to the size of a Pools reply.
+size_t page_bytes(const PoolInfo& pool);
 // The id of a request that is refused here is still found where it can be (0 otherwise).
 struct DecodedRequest {
   uint64_t id = 0;

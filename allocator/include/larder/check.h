@@ -21,8 +21,8 @@ template <typename... Values>
 }  // namespace larder::detail
 
 // The values after the condition are printed with it.
-#define LARDER_CHECK(condition, ...)                                                           \
-  do {                                                                                         \
-    if (!(condition)) [[unlikely]]                                                             \
+#define LARDER_CHECK(condition, ...)                                                             \
+  do {                                                                                           \
+    if (!(condition)) [[unlikely]]                                                               \
       ::larder::detail::check_failed(__FILE__, __LINE__, #condition __VA_OPT__(, ) __VA_ARGS__); \
   } while (false)

@@ -36,9 +36,9 @@ inline constexpr int kNumErrorCodes = 13;
 // "INVALID_ARGUMENT" and so on; "UNKNOWN_CODE" for a value outside the enum.
 constexpr std::string_view error_code_name(ErrorCode code) {
   constexpr std::string_view kNames[kNumErrorCodes] = {
-      "OK",           "INVALID_ARGUMENT", "UNSUPPORTED",   "RESOURCE_EXHAUSTED",
-      "NOT_FOUND",    "STALE_GENERATION", "STALE_SESSION", "PERMISSION_DENIED",
-      "BUSY",         "DEADLINE_EXCEEDED", "SHUTTING_DOWN", "UNAVAILABLE",
+      "OK",        "INVALID_ARGUMENT",  "UNSUPPORTED",   "RESOURCE_EXHAUSTED",
+      "NOT_FOUND", "STALE_GENERATION",  "STALE_SESSION", "PERMISSION_DENIED",
+      "BUSY",      "DEADLINE_EXCEEDED", "SHUTTING_DOWN", "UNAVAILABLE",
       "INTERNAL",
   };
   const auto index = static_cast<size_t>(code);

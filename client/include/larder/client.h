@@ -20,6 +20,7 @@
 // time. Different clients are independent. A Client outlives its pools, a Pool its sequences.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -38,24 +39,24 @@ namespace larder {
 enum class Execution : uint8_t { kInProcess, kOnRequest };
 
 struct ClientOptions {
-  std::string socket_path;        // empty: $LARDER_SOCKET, else /run/larder/larderd.sock
+  std::string socket_path = {};  // empty: $LARDER_SOCKET, else /run/larder/larderd.sock
   std::string tenant = "default";
-  std::string token;              // the tenant's token, where the daemon's configuration has one
-  std::string name = "client";    // shown in `larderctl sessions`
+  std::string token = {};       // the tenant's token, where the daemon's configuration has one
+  std::string name = "client";  // shown in `larderctl sessions`
   std::chrono::microseconds deadline = std::chrono::seconds(10);  // of every call
   int64_t arena_bytes = int64_t{32} << 20;  // staging for on-request calls, shared with the daemon
 };
 
 struct PoolOptions {
-  std::string name;   // unique within the tenant; opening an existing pool attaches to it
-  std::string model;  // model and revision; part of every prefix key
-  AttentionGeometry geometry;
+  std::string name = {};   // unique within the tenant; opening an existing pool attaches to it
+  std::string model = {};  // model and revision; part of every prefix key
+  AttentionGeometry geometry = {};
   Encoder encoder = Encoder::kReference;
   KvLayout layout = KvLayout::kBlhnc;
   int64_t num_blocks = 0;
-  bool reserve_block_zero = false;      // keep block 0 as a null block
-  std::vector<double> k_scales;         // empty: 1; one entry: all layers; else one per layer
-  std::vector<double> v_scales;         // likewise
+  bool reserve_block_zero = false;    // keep block 0 as a null block
+  std::vector<double> k_scales = {};  // empty: 1; one entry: all layers; else one per layer
+  std::vector<double> v_scales = {};  // likewise
   Execution execution = Execution::kInProcess;
 };
 
@@ -88,12 +89,12 @@ struct AttendOptions {
 // A batch of sequences for Pool::attend. Row i of q belongs to the sequence whose q_lens cover it,
 // and is one of that sequence's last q_lens[s] tokens.
 struct AttendBatch {
-  TensorView q;                            // [sum of q_lens, num_q_heads, k_dim]
-  TensorView out;                          // [sum of q_lens, num_q_heads, v_dim]
-  float* lse = nullptr;                    // [sum of q_lens, num_q_heads] or nullptr
-  std::span<const int32_t> q_lens;         // [num_seqs]
-  std::span<const int32_t> seq_lens;       // [num_seqs], the q rows included
-  std::span<const int32_t> block_table;    // [num_seqs, block_table_stride], block ids
+  TensorView q;                          // [sum of q_lens, num_q_heads, k_dim]
+  TensorView out;                        // [sum of q_lens, num_q_heads, v_dim]
+  float* lse = nullptr;                  // [sum of q_lens, num_q_heads] or nullptr
+  std::span<const int32_t> q_lens;       // [num_seqs]
+  std::span<const int32_t> seq_lens;     // [num_seqs], the q rows included
+  std::span<const int32_t> block_table;  // [num_seqs, block_table_stride], block ids
   int64_t block_table_stride = 0;
 };
 

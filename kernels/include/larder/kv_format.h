@@ -10,6 +10,8 @@
 // (or v_scale). Rounding is to nearest even and saturating in both codes; a group whose scale
 // encodes to 0 decodes to exact zeros; a NaN element is dropped from the group's maximum and
 // stored as a zero with the NaN's sign; scale bytes are never negative and never NaN.
+//
+// bf16 and fp16 store the value itself: k_scale and v_scale do not apply to them.
 #pragma once
 
 #include <array>
@@ -79,6 +81,8 @@ struct PageLayout {
   int64_t v_data_offset_bytes = 0;
   int64_t v_scale_offset_bytes = 0;
   int64_t page_bytes = 0;
+
+  bool operator==(const PageLayout&) const = default;
 };
 
 // The geometry's fields must be positive (checked by validate_geometry in kernels/kernel_table.h).

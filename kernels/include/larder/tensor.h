@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "larder/kv_format.h"
 
@@ -22,5 +23,18 @@ inline TensorView dense_tensor(void* data, Dtype dtype, int64_t tokens, int64_t 
                                int64_t dim) {
   return {data, dtype, {tokens, heads, dim}, {heads * dim, dim, 1}};
 }
+
+// Bytes [begin, end) relative to a view's data pointer.
+struct ByteRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(const ByteRange&) const = default;
+};
+
+// All bytes that the elements of the view lie in; begin is negative if strides are. [0, 0) for a
+// view with no elements. Empty if the shape is negative, the dtype is not one of ours, or the range
+// does not fit 64 bits. The kernels do not know how much memory a view has: whoever takes a view
+// from another process compares this range with the memory behind it.
+std::optional<ByteRange> tensor_extent_bytes(const TensorView& view);
 
 }  // namespace larder

@@ -1,0 +1,24 @@
+// Teacher forcing: how many bits per byte a model needs for a text it is shown.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "client/examples/model.h"
+#include "larder/client.h"
+
+namespace larder::examples {
+
+// Window w of a text is its bytes w*context .. w*context + context, both included: each of the
+// first `context` bytes predicts the one after it. Windows share one byte and nothing else.
+// INVALID_ARGUMENT if the file has fewer windows.
+Result<std::string> read_windows(const std::filesystem::path& path, int64_t num_windows,
+                                 int32_t context_tokens);
+
+// Mean of -log2 p(byte) over the windows' predictions, for one window [context + 1 bytes]. Takes a
+// fresh sequence and releases it. prefill_rows: rows of one forward pass.
+Result<double> score_window(const Model& model, Pool& pool, std::string_view window,
+                            int32_t prefill_rows);
+
+}  // namespace larder::examples

@@ -1,0 +1,38 @@
+// What a group description on the wire means for the kernels: the one translation between protocol
+// and kernels, used by larderd (to refuse), by the executor and by clients (to run).
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/params.h"
+#include "larder/kv_format.h"
+#include "larder/status.h"
+#include "protocol/messages.h"
+
+namespace larder {
+
+struct GroupView {
+  AttentionGeometry geometry;
+  PageLayout page;
+  Encoder encoder = Encoder::kReference;
+  KvLayout layout = KvLayout::kBlhnc;
+  std::vector<float> k_scales;  // [num_layers]
+  std::vector<float> v_scales;  // [num_layers]
+};
+
+// INVALID_ARGUMENT for a value that no group can have, UNSUPPORTED for one that this build does not
+// serve; the message names the field, the value and what is served.
+Result<GroupView> view_group(const protocol::GroupSpec& spec);
+
+// Bytes of one block, all layers, without padding.
+int64_t block_bytes(const GroupView& view);
+
+// From the machine's figures: where layers lie, given how blocks lie.
+int64_t layer_stride_bytes(const GroupView& view, int64_t num_blocks);
+
+// One layer in a mapped group. `base` is block 0 of layer 0; layer < num_layers (a bug).
+kernels::LayerView view_layer(const GroupView& view, const protocol::GroupLayout& layout,
+                              std::byte* base, int32_t layer);
+
+}  // namespace larder

@@ -1,0 +1,174 @@
+#include "client/request_ring.h"
+
+#include <cstring>
+#include <string>
+#include <unistd.h>
+
+#include "allocator/host_memory.h"
+#include "larder/system_error.h"
+
+namespace larder {
+namespace {
+
+constexpr uint64_t kAlignment = 64;
+
+std::span<std::byte> bytes_of(const SharedMapping& mapping) {
+  return {mapping.data(), static_cast<size_t>(mapping.size_bytes())};
+}
+
+const std::byte* element(const TensorView& tensor, int64_t token, int64_t head) {
+  // A size-1 axis may carry any stride; its index is 0.
+  const int64_t offset = (tensor.shape[0] > 1 ? token * tensor.strides[0] : 0) +
+                         (tensor.shape[1] > 1 ? head * tensor.strides[1] : 0);
+  return static_cast<const std::byte*>(tensor.data) + offset * dtype_bytes(tensor.dtype);
+}
+
+bool is_dense_row(const TensorView& tensor) {
+  return tensor.shape[2] <= 1 || tensor.strides[2] == 1;
+}
+
+// One (token, head) row between strided and dense memory.
+void copy_row(std::byte* to, int64_t to_stride, const std::byte* from, int64_t from_stride,
+              int64_t dim, int64_t element_bytes) {
+  for (int64_t i = 0; i < dim; ++i)
+    std::memcpy(to + i * to_stride * element_bytes, from + i * from_stride * element_bytes,
+                static_cast<size_t>(element_bytes));
+}
+
+}  // namespace
+
+Result<RequestRing> RequestRing::open(std::vector<OwnFd> fds, uint64_t arena_bytes) {
+  if (fds.size() != 2)
+    return Status(ErrorCode::kInvalidArgument,
+                  "the handshake brought " + std::to_string(fds.size()) + " fds, not 2");
+  const auto size = static_cast<int64_t>(arena_bytes);
+  if (arena_bytes < protocol::kMinArenaBytes || arena_bytes > protocol::kMaxArenaBytes)
+    return Status(ErrorCode::kInvalidArgument,
+                  "the arena has " + std::to_string(arena_bytes) + " bytes");
+  if (Status status = check_host_segment(fds[0].get(), size); !status.ok()) return status;
+  RequestRing ring(SharedMapping::map(fds[0].get(), size, true), std::move(fds[1]));
+  if (Status status = ring.arena_.check(); !status.ok()) return status;
+  return ring;
+}
+
+RequestRing::RequestRing(SharedMapping mapping, OwnFd wake)
+    : mapping_(std::move(mapping)),
+      arena_(bytes_of(mapping_)),
+      submissions_(arena_),
+      completions_(arena_),
+      wake_(std::move(wake)) {}
+
+uint64_t RequestRing::capacity_bytes() const {
+  return static_cast<uint64_t>(mapping_.size_bytes()) - protocol::kArenaDataOffset;
+}
+
+Status RequestRing::start(std::chrono::steady_clock::time_point deadline) {
+  if (under_way_) {
+    if (Status status = await(deadline); status.code() == ErrorCode::kDeadlineExceeded)
+      return {ErrorCode::kDeadlineExceeded, "an earlier call is still under way"};
+  }
+  staged_end_ = protocol::kArenaDataOffset;
+  return {};
+}
+
+Result<protocol::ArenaArray> RequestRing::reserve(uint64_t bytes) {
+  const uint64_t begin = (staged_end_ + kAlignment - 1) / kAlignment * kAlignment;
+  const auto end = static_cast<uint64_t>(mapping_.size_bytes());
+  if (begin > end || bytes > end - begin)
+    return Status(ErrorCode::kResourceExhausted,
+                  "the call needs " + std::to_string(bytes) + " more bytes of the arena, " +
+                      std::to_string(begin > end ? 0 : end - begin) + " of " +
+                      std::to_string(capacity_bytes()) +
+                      " are left: connect with a larger arena_bytes, or make smaller calls");
+  staged_end_ = begin + bytes;
+  return protocol::ArenaArray{begin, 0};
+}
+
+void RequestRing::copy_in(uint64_t offset_bytes, const void* values, size_t bytes) {
+  if (bytes > 0) std::memcpy(mapping_.data() + offset_bytes, values, bytes);
+}
+
+Result<protocol::TensorRecord> RequestRing::stage_rows(const TensorView& tensor, int64_t first,
+                                                       int64_t count) {
+  TensorView part = tensor;
+  part.shape[0] = count;
+  auto record = reserve_output(part);
+  if (!record) return record;
+  const int64_t element_bytes = dtype_bytes(tensor.dtype);
+  const int64_t row_bytes = tensor.shape[2] * element_bytes;
+  std::byte* to = mapping_.data() + record->offset_bytes;
+  for (int64_t token = first; token < first + count; ++token) {
+    for (int64_t head = 0; head < tensor.shape[1]; ++head, to += row_bytes) {
+      const std::byte* from = element(tensor, token, head);
+      if (is_dense_row(tensor)) {
+        std::memcpy(to, from, static_cast<size_t>(row_bytes));
+      } else {
+        copy_row(to, 1, from, tensor.strides[2], tensor.shape[2], element_bytes);
+      }
+    }
+  }
+  return record;
+}
+
+Result<protocol::TensorRecord> RequestRing::reserve_output(const TensorView& tensor) {
+  const auto& [tokens, heads, dim] = tensor.shape;
+  const auto array =
+      reserve(static_cast<uint64_t>(tokens * heads * dim * dtype_bytes(tensor.dtype)));
+  if (!array) return array.status();
+  protocol::TensorRecord record;
+  record.memory = static_cast<uint32_t>(protocol::TensorMemory::kArena);
+  record.dtype = static_cast<uint32_t>(tensor.dtype);
+  record.offset_bytes = array->offset_bytes;
+  record.shape = tensor.shape;
+  record.strides = {heads * dim, dim, 1};
+  return record;
+}
+
+void RequestRing::copy_out(const protocol::TensorRecord& from, const TensorView& to) const {
+  const int64_t element_bytes = dtype_bytes(to.dtype);
+  const int64_t row_bytes = to.shape[2] * element_bytes;
+  const std::byte* source = mapping_.data() + from.offset_bytes;
+  for (int64_t token = 0; token < to.shape[0]; ++token) {
+    for (int64_t head = 0; head < to.shape[1]; ++head, source += row_bytes) {
+      auto* target = const_cast<std::byte*>(element(to, token, head));
+      if (is_dense_row(to)) {
+        std::memcpy(target, source, static_cast<size_t>(row_bytes));
+      } else {
+        copy_row(target, to.strides[2], source, 1, to.shape[2], element_bytes);
+      }
+    }
+  }
+}
+
+void RequestRing::copy_out(const protocol::ArenaArray& from, float* to) const {
+  std::memcpy(to, mapping_.data() + from.offset_bytes, from.count * sizeof(float));
+}
+
+Status RequestRing::run(protocol::Submission submission,
+                        std::chrono::steady_clock::time_point deadline) {
+  submission.request = next_request_++;
+  // One call is under way at most, so a full ring means that its indices were tampered with.
+  if (!submissions_.push(submission))
+    return {ErrorCode::kInternal, "the submission ring is full with no call under way"};
+  under_way_ = submission.request;
+  if (submissions_.wake_needed()) {
+    const uint64_t one = 1;
+    if (::write(wake_.get(), &one, sizeof one) != sizeof one && errno != EAGAIN)
+      throw SystemError("write(eventfd)");
+  }
+  return await(deadline);
+}
+
+Status RequestRing::await(std::chrono::steady_clock::time_point deadline) {
+  while (true) {
+    while (const auto completion = completions_.pop()) {
+      if (completion->request != *under_way_) continue;  // a repeat, after an executor's death
+      under_way_.reset();
+      return protocol::completion_status(*completion);
+    }
+    if (!completions_.wait(deadline))
+      return {ErrorCode::kDeadlineExceeded, "the executor did not answer in time"};
+  }
+}
+
+}  // namespace larder

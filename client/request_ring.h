@@ -1,0 +1,66 @@
+// RequestRing: the client's side of on-request calls: staging in the arena, submission, answer.
+//
+// One call at a time. A call that is given up at its deadline may still run in the executor, so the
+// arena is left alone until its completion has come. Thread rule: one thread at a time.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "allocator/mapped_range.h"
+#include "larder/own_fd.h"
+#include "larder/status.h"
+#include "larder/tensor.h"
+#include "protocol/arena.h"
+
+namespace larder {
+
+class RequestRing {
+ public:
+  // fds: arena, wake-up eventfd, as they came with the handshake. INVALID_ARGUMENT when the arena
+  // is not what the daemon said. Throws SystemError.
+  static Result<RequestRing> open(std::vector<OwnFd> fds, uint64_t arena_bytes);
+
+  uint64_t capacity_bytes() const;
+  // Forgets what was staged, once no call is under way: DEADLINE_EXCEEDED while one is.
+  Status start(std::chrono::steady_clock::time_point deadline);
+  // Room for `bytes`, 64-byte aligned. RESOURCE_EXHAUSTED names what was asked and what is left.
+  Result<protocol::ArenaArray> reserve(uint64_t bytes);
+  // Copies an array in.
+  template <typename T>
+  Result<protocol::ArenaArray> stage(const T* values, size_t count) {
+    auto array = reserve(count * sizeof(T));
+    if (!array) return array;
+    copy_in(array->offset_bytes, values, count * sizeof(T));
+    array->count = count;
+    return array;
+  }
+  // Copies rows [first, first + count) of a tensor in, densely.
+  Result<protocol::TensorRecord> stage_rows(const TensorView& tensor, int64_t first, int64_t count);
+  // Room for an output of the tensor's shape, dense.
+  Result<protocol::TensorRecord> reserve_output(const TensorView& tensor);
+  void copy_out(const protocol::TensorRecord& from, const TensorView& to) const;
+  void copy_out(const protocol::ArenaArray& from, float* to) const;
+
+  // Submits and waits. The deadline leaves the call under way (see start).
+  Status run(protocol::Submission submission, std::chrono::steady_clock::time_point deadline);
+
+ private:
+  RequestRing(SharedMapping mapping, OwnFd wake);
+  void copy_in(uint64_t offset_bytes, const void* values, size_t bytes);
+  Status await(std::chrono::steady_clock::time_point deadline);
+
+  SharedMapping mapping_;
+  protocol::Arena arena_;
+  protocol::SubmissionWriter submissions_;
+  protocol::CompletionReader completions_;
+  OwnFd wake_;
+  uint64_t staged_end_ = protocol::kArenaDataOffset;
+  uint64_t next_request_ = 1;
+  std::optional<uint64_t> under_way_;
+};
+
+}  // namespace larder

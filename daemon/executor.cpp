@@ -1,0 +1,251 @@
+#include "daemon/executor.h"
+
+#include <chrono>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include <boost/asio/post.hpp>
+#include <spdlog/spdlog.h>
+
+#include "larder/check.h"
+#include "larder/system_error.h"
+#include "protocol/limits.h"
+
+namespace larder::daemon {
+namespace {
+
+constexpr size_t kMaxQueuedReports = 65536;
+// So many records of one session are run before others get their turn.
+constexpr int kRecordsPerTurn = 4;
+constexpr auto kWordPoll = std::chrono::microseconds(100);
+constexpr auto kCountersPeriod = std::chrono::milliseconds(200);
+
+template <typename Command>
+constexpr bool kCarriesFds =
+    std::is_same_v<Command, protocol::AddGroup> || std::is_same_v<Command, protocol::AddSegments> ||
+    std::is_same_v<Command, protocol::AddSession>;
+
+SharedMapping map_arena(int fd, uint64_t size_bytes) {
+  return SharedMapping::map(fd, static_cast<int64_t>(size_bytes), true);
+}
+
+std::span<std::byte> bytes_of(const SharedMapping& mapping) {
+  return {mapping.data(), static_cast<size_t>(mapping.size_bytes())};
+}
+
+}  // namespace
+
+Executor::Ring::Ring(boost::asio::io_context& loop, SharedMapping arena_mapping, OwnFd wake_fd)
+    : mapping(std::move(arena_mapping)),
+      arena(bytes_of(mapping)),
+      server(arena),
+      wake(loop, wake_fd.release()),
+      retry(loop) {}
+
+Executor::Executor(boost::asio::io_context& loop, OwnFd larderd_socket)
+    : loop_(loop),
+      larderd_(std::make_shared<Connection>(loop, std::move(larderd_socket), kMaxQueuedReports)),
+      counters_timer_(loop) {
+  larderd_->start({[this](protocol::Received received) { handle(std::move(received)); },
+                   [this] { loop_.stop(); }});
+  report(protocol::Ready{});
+  report_counters();
+}
+
+Executor::~Executor() { larderd_->close(); }
+
+void Executor::report(const protocol::ExecutorReport& report) {
+  larderd_->send(protocol::encode(report));
+}
+
+// larderd is ours: a message of its that cannot be used is a bug, and so is an id that it has not
+// told us about.
+void Executor::handle(protocol::Received received) {
+  LARDER_CHECK(received.kind == protocol::Received::Kind::kMessage, received.status.to_string());
+  const auto command = protocol::decode_command(received.bytes);
+  LARDER_CHECK(command.ok(), command.status().to_string());
+  std::visit(
+      [&](const auto& body) {
+        if constexpr (kCarriesFds<std::decay_t<decltype(body)>>) {
+          handle(body, std::move(received.fds));
+        } else {
+          handle(body);
+        }
+      },
+      *command);
+}
+
+void Executor::handle(const protocol::AddGroup& command, std::vector<OwnFd> fds) {
+  LARDER_CHECK(fds.size() == 1, fds.size());
+  Pool& pool = pools_[command.pool];
+  pool.counters.pool = command.pool;
+  LARDER_CHECK(command.group == pool.groups.size(), command.group);
+  int64_t total_bytes = 0;
+  for (const int64_t bytes : command.layout.segment_bytes) total_bytes += bytes;
+  const int64_t owner_bytes = command.layout.num_blocks * static_cast<int64_t>(sizeof(uint64_t));
+  pool.groups.push_back({view_group(command.spec).value(), command.layout,
+                         MappedRange::reserve(total_bytes),
+                         SharedMapping::map(fds[0].get(), owner_bytes, false)});
+}
+
+void Executor::handle(const protocol::AddSegments& command, std::vector<OwnFd> fds) {
+  LARDER_CHECK(fds.size() == command.size_bytes.size(), fds.size());
+  MappedGroup& group = pools_.at(command.pool).groups.at(command.group);
+  for (size_t i = 0; i < fds.size(); ++i)
+    group.memory.map(fds[i].get(), command.size_bytes[i], true);
+}
+
+void Executor::handle(const protocol::AddSession& command, std::vector<OwnFd> fds) {
+  LARDER_CHECK(fds.size() == 2, fds.size());
+  auto ring = std::make_unique<Ring>(loop_, map_arena(fds[0].get(), command.arena_bytes),
+                                     std::move(fds[1]));
+  rings_.insert_or_assign(command.session, std::move(ring));
+  run_ring(command.session);
+}
+
+void Executor::handle(const protocol::DropPool& command) { pools_.erase(command.pool); }
+
+void Executor::handle(const protocol::AttachPool& command) {
+  const auto ring = rings_.find(command.session);
+  if (ring != rings_.end()) ring->second->pools.insert(command.pool);
+}
+
+void Executor::handle(const protocol::DetachPool& command) {
+  const auto ring = rings_.find(command.session);
+  if (ring != rings_.end()) ring->second->pools.erase(command.pool);
+}
+
+void Executor::handle(const protocol::DropSession& command) { rings_.erase(command.session); }
+
+void Executor::handle(const protocol::Drain& command) {
+  const auto ring = rings_.find(command.session);
+  if (ring != rings_.end()) {
+    // What waits for a word of the client's would keep larderd waiting for the client: the rest
+    // of the ring is then left alone, and the ownership table guards what comes after.
+    const auto pending = static_cast<int>(ring->second->server.num_pending());
+    serve_ring(command.session, *ring->second, pending);
+  }
+  report(protocol::Drained{command.ticket});
+}
+
+void Executor::handle(const protocol::CopyBlocks& command) {
+  report(protocol::Copied{command.copy, copy_blocks(command)});
+}
+
+Status Executor::copy_blocks(const protocol::CopyBlocks& command) {
+  const auto pool = pools_.find(command.pool);
+  if (pool == pools_.end()) return {ErrorCode::kNotFound, "the pool is gone"};
+  const MappedGroup& group = pool->second.groups.at(command.group);
+  const int64_t page_bytes = group.view.page.page_bytes;
+  const int64_t num_layers = group.view.geometry.num_layers;
+  for (size_t i = 0; i < command.from.size(); ++i) {
+    for (int64_t layer = 0; layer < num_layers; ++layer) {
+      std::byte* base = group.memory.base() + layer * group.layout.layer_stride_bytes;
+      std::memcpy(base + command.to[i] * group.layout.block_stride_bytes,
+                  base + command.from[i] * group.layout.block_stride_bytes,
+                  static_cast<size_t>(page_bytes));
+    }
+  }
+  return {};
+}
+
+Executor::Turn Executor::serve_ring(uint64_t session, Ring& ring, int max_records) {
+  if (ring.broken) return Turn::kBroken;
+  for (int i = 0; i < max_records; ++i) {
+    const auto submission = ring.server.peek();
+    if (!submission) {
+      ring.broken = true;
+      report(protocol::BrokenRing{session, submission.status().message()});
+      return Turn::kBroken;
+    }
+    if (!submission->has_value()) return Turn::kEmpty;
+    if (!ring.server.can_complete()) return Turn::kWaiting;
+    const protocol::Submission& record = **submission;
+    if (record.wait_word != protocol::kNoWord && record.wait_word >= protocol::kTimelineWords) {
+      ring.server.complete(
+          record, Status(ErrorCode::kInvalidArgument,
+                         "wait_word is " + std::to_string(record.wait_word) + ", there are " +
+                             std::to_string(protocol::kTimelineWords)));
+      continue;
+    }
+    if (!ring.server.wait_reached(record)) return Turn::kWaiting;
+    ring.server.complete(record, run_record(session, ring, record));
+  }
+  return ring.server.num_pending() > 0 ? Turn::kMore : Turn::kEmpty;
+}
+
+Status Executor::run_record(uint64_t session, Ring& ring, const protocol::Submission& record) {
+  const auto pool = pools_.find(record.pool);
+  if (pool == pools_.end() || !ring.pools.contains(record.pool))
+    return {ErrorCode::kNotFound,
+            "pool " + std::to_string(record.pool) + " is not open in this session"};
+  if (record.group >= pool->second.groups.size())
+    return {ErrorCode::kNotFound, "group is " + std::to_string(record.group) + ", the pool has " +
+                                      std::to_string(pool->second.groups.size())};
+  const Result<SubmissionWork> work =
+      run_submission(record, ring.arena, pool->second.groups[record.group], SessionId{session});
+  protocol::PoolCounters& counters = pool->second.counters;
+  counters_changed_ = true;
+  if (!work) {
+    ++counters.refusals;
+    return work.status();
+  }
+  counters.appended_tokens += work->appended_tokens;
+  counters.attended_rows += work->attended_rows;
+  return {};
+}
+
+void Executor::run_ring(uint64_t session) {
+  const auto found = rings_.find(session);
+  if (found == rings_.end()) return;
+  Ring& ring = *found->second;
+  switch (serve_ring(session, ring, kRecordsPerTurn)) {
+    case Turn::kEmpty:
+      return sleep_ring(session, ring);
+    case Turn::kMore:
+      boost::asio::post(loop_, [this, session] { run_ring(session); });
+      return;
+    case Turn::kWaiting:
+      ring.retry.expires_after(kWordPoll);
+      ring.retry.async_wait([this, session](const boost::system::error_code& error) {
+        if (!error) run_ring(session);
+      });
+      return;
+    case Turn::kBroken:
+      return;
+  }
+}
+
+void Executor::sleep_ring(uint64_t session, Ring& ring) {
+  ring.server.set_sleeping(true);
+  if (ring.server.num_pending() > 0) {
+    ring.server.set_sleeping(false);
+    boost::asio::post(loop_, [this, session] { run_ring(session); });
+    return;
+  }
+  ring.wake.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                       [this, session](const boost::system::error_code& error) {
+                         const auto found = rings_.find(session);
+                         if (error || found == rings_.end()) return;
+                         uint64_t count = 0;
+                         // Only clears the counter; nothing to do when it was clear.
+                         (void)!::read(found->second->wake.native_handle(), &count, sizeof count);
+                         found->second->server.set_sleeping(false);
+                         run_ring(session);
+                       });
+}
+
+void Executor::report_counters() {
+  if (std::exchange(counters_changed_, false)) {
+    protocol::Counters counters;
+    for (const auto& [id, pool] : pools_) counters.pools.push_back(pool.counters);
+    report(counters);
+  }
+  counters_timer_.expires_after(kCountersPeriod);
+  counters_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) report_counters();
+  });
+}
+
+}  // namespace larder::daemon

@@ -1,0 +1,76 @@
+// Executor: the process that runs kernels for clients, on memory that larderd has given it.
+//
+// It holds nothing that cannot be given again: larderd restarts it and tells it everything. It
+// trusts larderd, and nobody's ring. Thread rule: the loop's thread only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "daemon/connection.h"
+#include "daemon/submission.h"
+#include "protocol/executor_messages.h"
+
+namespace larder::daemon {
+
+class Executor {
+ public:
+  // Serves until the socket to larderd closes, which stops the loop.
+  Executor(boost::asio::io_context& loop, OwnFd larderd_socket);
+  ~Executor();
+
+ private:
+  struct Pool {
+    std::vector<MappedGroup> groups;
+    protocol::PoolCounters counters;
+  };
+  // A session's ring. Handlers on the loop name it by id and look it up again.
+  struct Ring {
+    Ring(boost::asio::io_context& loop, SharedMapping arena_mapping, OwnFd wake);
+    SharedMapping mapping;
+    protocol::Arena arena;
+    protocol::ArenaServer server;
+    boost::asio::posix::stream_descriptor wake;  // eventfd
+    boost::asio::steady_timer retry;             // while it waits for a timeline word
+    std::set<uint64_t> pools;
+    bool broken = false;
+  };
+
+  void handle(protocol::Received received);
+  void handle(const protocol::AddGroup& command, std::vector<OwnFd> fds);
+  void handle(const protocol::AddSegments& command, std::vector<OwnFd> fds);
+  void handle(const protocol::AddSession& command, std::vector<OwnFd> fds);
+  void handle(const protocol::DropPool& command);
+  void handle(const protocol::AttachPool& command);
+  void handle(const protocol::DetachPool& command);
+  void handle(const protocol::DropSession& command);
+  void handle(const protocol::Drain& command);
+  void handle(const protocol::CopyBlocks& command);
+
+  enum class Turn { kEmpty, kMore, kWaiting, kBroken };
+  Turn serve_ring(uint64_t session, Ring& ring, int max_records);
+  void run_ring(uint64_t session);
+  void sleep_ring(uint64_t session, Ring& ring);
+  Status run_record(uint64_t session, Ring& ring, const protocol::Submission& submission);
+  Status copy_blocks(const protocol::CopyBlocks& command);
+  void report(const protocol::ExecutorReport& report);
+  void report_counters();
+
+  boost::asio::io_context& loop_;
+  std::shared_ptr<Connection> larderd_;
+  std::map<uint64_t, Pool> pools_;
+  std::map<uint64_t, std::unique_ptr<Ring>> rings_;
+  boost::asio::steady_timer counters_timer_;
+  bool counters_changed_ = false;
+};
+
+}  // namespace larder::daemon

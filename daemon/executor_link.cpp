@@ -1,0 +1,160 @@
+#include "daemon/executor_link.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <spdlog/spdlog.h>
+
+#include "larder/system_error.h"
+#include "protocol/limits.h"
+
+extern char** environ;
+
+namespace larder::daemon {
+namespace {
+
+constexpr int kExecutorSocketFd = 3;
+constexpr size_t kMaxQueuedCommands = 65536;
+constexpr auto kFirstRestartDelay = std::chrono::milliseconds(10);
+constexpr auto kLongestRestartDelay = std::chrono::milliseconds(1000);
+
+// Signals and the socket at fd 3; everything else of ours is close-on-exec.
+pid_t spawn_process(const std::string& executable, const std::string& log_level, int socket) {
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, socket, kExecutorSocketFd);
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  std::string name = "larder-executor";
+  std::string fd_option = "--socket-fd=" + std::to_string(kExecutorSocketFd);
+  std::string log_option = "--log-level=" + log_level;
+  char* arguments[] = {name.data(), fd_option.data(), log_option.data(), nullptr};
+  pid_t pid = 0;
+  const int error =
+      ::posix_spawn(&pid, executable.c_str(), &actions, &attributes, arguments, environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) throw SystemError("posix_spawn(" + executable + ")", error);
+  return pid;
+}
+
+}  // namespace
+
+ExecutorLink::ExecutorLink(boost::asio::io_context& loop, std::string executable,
+                           std::string log_level)
+    : loop_(loop),
+      executable_(std::move(executable)),
+      log_level_(std::move(log_level)),
+      restart_timer_(loop) {}
+
+ExecutorLink::~ExecutorLink() { stop(); }
+
+void ExecutorLink::start(Handlers handlers) {
+  handlers_ = std::move(handlers);
+  spawn();
+}
+
+void ExecutorLink::stop() {
+  stopping_ = true;
+  restart_timer_.cancel();
+  if (!running()) return;
+  connection_->close();
+  connection_.reset();
+  // It finishes its operation and exits by itself; the wait keeps it from outliving us unseen.
+  ::waitpid(static_cast<pid_t>(pid_), nullptr, 0);
+}
+
+void ExecutorLink::spawn() {
+  int sockets[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets) != 0)
+    throw SystemError("socketpair(executor)");
+  OwnFd ours(sockets[0]);
+  // Not at fd 3 already: dup2 onto itself would leave it close-on-exec.
+  OwnFd theirs(sockets[1]);
+  if (theirs.get() == kExecutorSocketFd) theirs = duplicate(theirs.get());
+  protocol::prepare_socket(ours.get());
+  protocol::prepare_socket(theirs.get());
+  pid_ = spawn_process(executable_, log_level_, theirs.get());
+  connection_ = std::make_shared<Connection>(loop_, std::move(ours), kMaxQueuedCommands);
+  connection_->start(
+      {[this](protocol::Received received) { handle(std::move(received)); }, [this] { died(); }});
+  spdlog::info("event=executor_started pid={}", pid_);
+  handlers_.on_started();
+}
+
+void ExecutorLink::send(const protocol::ExecutorCommand& command, std::vector<OwnFd> fds) {
+  if (running()) connection_->send(protocol::encode(command), std::move(fds));
+}
+
+void ExecutorLink::when_idle(uint64_t session, std::function<void()> then) {
+  if (!running()) return then();
+  const uint64_t ticket = next_ticket_++;
+  drains_.emplace(ticket, std::move(then));
+  send(protocol::Drain{session, ticket});
+}
+
+void ExecutorLink::handle(protocol::Received received) {
+  auto report = received.kind == protocol::Received::Kind::kMessage
+                    ? protocol::decode_report(received.bytes)
+                    : Result<protocol::ExecutorReport>(received.status);
+  if (!report) {
+    spdlog::error("event=executor_report_refused error=\"{}\"", report.status().to_string());
+    return;
+  }
+  if (std::holds_alternative<protocol::Ready>(*report)) {
+    ready_ = true;
+    handlers_.on_ready();
+  } else if (const auto* drained = std::get_if<protocol::Drained>(&*report)) {
+    deaths_in_a_row_ = 0;
+    auto node = drains_.extract(drained->ticket);
+    if (!node.empty()) node.mapped()();
+  } else if (const auto* copied = std::get_if<protocol::Copied>(&*report)) {
+    deaths_in_a_row_ = 0;
+    handlers_.on_copied(*copied);
+  } else if (const auto* counters = std::get_if<protocol::Counters>(&*report)) {
+    deaths_in_a_row_ = 0;
+    handlers_.on_counters(*counters);
+  } else if (const auto* broken = std::get_if<protocol::BrokenRing>(&*report)) {
+    handlers_.on_broken_ring(*broken);
+  }
+}
+
+void ExecutorLink::died() {
+  int wait_status = 0;
+  // The socket is closed by exit; kill covers an executor that closed it and lives on.
+  ::kill(static_cast<pid_t>(pid_), SIGKILL);
+  ::waitpid(static_cast<pid_t>(pid_), &wait_status, 0);
+  spdlog::warn("event=executor_died pid={} signal={} exit_status={}", pid_,
+               WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0,
+               WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 0);
+  connection_.reset();
+  ready_ = false;
+  ++restarts_;
+  ++deaths_in_a_row_;
+  answer_drains();
+  handlers_.on_died(deaths_in_a_row_);
+  if (stopping_) return;
+  const auto delay = std::min<std::chrono::milliseconds>(
+      kFirstRestartDelay * (1 << std::min(deaths_in_a_row_ - 1, 10)), kLongestRestartDelay);
+  restart_timer_.expires_after(delay);
+  restart_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error && !stopping_) spawn();
+  });
+}
+
+void ExecutorLink::answer_drains() {
+  auto drains = std::move(drains_);
+  drains_.clear();
+  for (auto& [ticket, then] : drains) then();
+}
+
+}  // namespace larder::daemon

@@ -1,0 +1,106 @@
+#include "daemon/http.h"
+
+#include <chrono>
+#include <memory>
+
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <spdlog/spdlog.h>
+
+namespace larder::daemon {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+
+constexpr auto kTimeout = std::chrono::seconds(5);
+constexpr size_t kMaxRequestBytes = 8 * 1024;
+constexpr int kMaxConnections = 64;
+
+using Response = http::response<http::string_body>;
+
+Response respond(const HttpServer::Pages& pages, const http::request<http::empty_body>& request) {
+  Response response;
+  response.version(request.version());
+  response.set(http::field::content_type, "text/plain; charset=utf-8");
+  response.keep_alive(false);
+  if (request.method() != http::verb::get && request.method() != http::verb::head) {
+    response.result(http::status::method_not_allowed);
+    response.set(http::field::allow, "GET, HEAD");
+  } else if (request.target() == "/metrics") {
+    response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
+    response.body() = pages.metrics();
+  } else if (request.target() == "/livez") {
+    response.body() = "ok\n";
+  } else if (request.target() == "/readyz") {
+    const auto reason = pages.not_ready();
+    if (reason) response.result(http::status::service_unavailable);
+    response.body() = reason ? *reason + "\n" : "ok\n";
+  } else {
+    response.result(http::status::not_found);
+    response.body() = "known are /metrics, /livez and /readyz\n";
+  }
+  response.prepare_payload();
+  if (request.method() == http::verb::head) response.body().clear();
+  return response;
+}
+
+// One connection; it lives as long as a handler on the loop holds it.
+class Exchange : public std::enable_shared_from_this<Exchange> {
+ public:
+  Exchange(asio::ip::tcp::socket socket, const HttpServer::Pages& pages, int& num_connections)
+      : stream_(std::move(socket)), pages_(pages), num_connections_(num_connections) {
+    ++num_connections_;
+    parser_.header_limit(kMaxRequestBytes);
+  }
+  ~Exchange() { --num_connections_; }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  void run() {
+    stream_.expires_after(kTimeout);
+    http::async_read_header(stream_, buffer_, parser_,
+                            [self = shared_from_this()](beast::error_code error, size_t) {
+                              if (!error) self->answer();
+                            });
+  }
+
+ private:
+  void answer() {
+    response_ = respond(pages_, parser_.get());
+    stream_.expires_after(kTimeout);
+    http::async_write(stream_, response_, [self = shared_from_this()](beast::error_code, size_t) {
+      beast::error_code ignored;
+      self->stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+    });
+  }
+
+  beast::tcp_stream stream_;
+  beast::flat_buffer buffer_{kMaxRequestBytes};
+  http::request_parser<http::empty_body> parser_;
+  Response response_;
+  const HttpServer::Pages& pages_;
+  int& num_connections_;
+};
+
+}  // namespace
+
+HttpServer::HttpServer(asio::io_context& loop, const std::string& address, uint16_t port,
+                       Pages pages)
+    : acceptor_(loop, {asio::ip::make_address(address), port}),
+      port_(acceptor_.local_endpoint().port()),
+      pages_(std::move(pages)) {
+  accept();
+}
+
+void HttpServer::accept() {
+  acceptor_.async_accept([this](beast::error_code error, asio::ip::tcp::socket socket) {
+    if (error == asio::error::operation_aborted) return;
+    if (!error && num_connections_ < kMaxConnections)
+      std::make_shared<Exchange>(std::move(socket), pages_, num_connections_)->run();
+    accept();
+  });
+}
+
+}  // namespace larder::daemon

@@ -1,0 +1,38 @@
+// HttpServer: /metrics, /livez and /readyz on localhost, on the daemon's own loop.
+//
+// /livez answers 200 while the loop turns; /readyz 503 with the reason while not everything can be
+// served. One request per connection, with a limit on its size and time. Thread rule: the loop's
+// thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+namespace larder::daemon {
+
+class HttpServer {
+ public:
+  struct Pages {
+    std::function<std::string()> metrics;
+    std::function<std::optional<std::string>()> not_ready;
+  };
+
+  // Binds; port 0 takes a free one. Throws boost::system::system_error naming address and port.
+  HttpServer(boost::asio::io_context& loop, const std::string& address, uint16_t port, Pages pages);
+  uint16_t port() const { return port_; }
+
+ private:
+  void accept();
+
+  boost::asio::ip::tcp::acceptor acceptor_;
+  uint16_t port_;
+  Pages pages_;
+  int num_connections_ = 0;
+};
+
+}  // namespace larder::daemon

@@ -1,0 +1,75 @@
+#include "daemon/keeper_client.h"
+
+#include <cstring>
+
+#include "daemon/peer.h"
+#include "protocol/channel.h"
+
+namespace larder::daemon {
+
+using protocol::KeeperOp;
+
+KeeperClient::KeeperClient(OwnFd socket, int64_t pid) : socket_(std::move(socket)), pid_(pid) {}
+
+Result<KeeperClient> KeeperClient::connect(const std::string& path) {
+  auto socket = protocol::connect_before(path, std::chrono::steady_clock::now() + kDeadline);
+  if (!socket) return Status(socket.status().code(), "larder-keeper: " + socket.status().message());
+  const int64_t pid = peer_identity(socket->get()).pid;
+  KeeperClient client(std::move(*socket), pid);
+  auto hello = client.call(KeeperOp::kHello, 0, {}, -1);
+  if (!hello) return hello.status();
+  if (hello->reply.code != 0)
+    return Status(static_cast<ErrorCode>(hello->reply.code),
+                  "the keeper at " + path + " (pid " + std::to_string(pid) +
+                      ") belongs to another larderd, whose process lives");
+  client.epoch_ = hello->reply.epoch;
+  return client;
+}
+
+Result<KeeperClient::Answer> KeeperClient::call(KeeperOp op, uint64_t key,
+                                                const std::array<uint8_t, 64>& metadata, int fd) {
+  if (!connected()) return Status(ErrorCode::kUnavailable, "the keeper is gone");
+  const protocol::KeeperRequest request{protocol::kKeeperMagic, op, epoch_, key, metadata};
+  const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+  const std::span<const int> fds = fd >= 0 ? std::span(&fd, 1) : std::span<const int>();
+  Status sent =
+      protocol::send_before(socket_.get(), std::as_bytes(std::span(&request, 1)), fds, deadline);
+  Result<protocol::Received> received = sent.ok()
+                                            ? protocol::receive_before(socket_.get(), deadline)
+                                            : Result<protocol::Received>(sent);
+  Answer answer;
+  if (!received || received->bytes.size() != sizeof answer.reply) {
+    // After a lost answer the next one could be taken for it: this connection is done.
+    socket_.reset();
+    return Status(ErrorCode::kUnavailable,
+                  "the keeper (pid " + std::to_string(pid_) + ") does not answer");
+  }
+  std::memcpy(&answer.reply, received->bytes.data(), sizeof answer.reply);
+  if (!received->fds.empty()) answer.fd = std::move(received->fds[0]);
+  num_entries_ = answer.reply.num_entries;
+  return answer;
+}
+
+Status KeeperClient::put(uint64_t key, int fd, const std::array<uint8_t, 64>& metadata) {
+  auto answer = call(KeeperOp::kPut, key, metadata, fd);
+  if (!answer) return answer.status();
+  if (answer->reply.code == 0) return {};
+  return {static_cast<ErrorCode>(answer->reply.code),
+          "the keeper refused a deposit; it holds " + std::to_string(num_entries_) + " of " +
+              std::to_string(protocol::kMaxKeeperEntries) + " entries"};
+}
+
+Status KeeperClient::drop(uint64_t key) {
+  auto answer = call(KeeperOp::kDrop, key, {}, -1);
+  return answer ? Status() : answer.status();
+}
+
+Result<std::optional<KeeperClient::Entry>> KeeperClient::next(uint64_t from) {
+  auto answer = call(KeeperOp::kList, from, {}, -1);
+  if (!answer) return answer.status();
+  if (answer->reply.code != 0) return std::optional<Entry>();
+  return std::optional<Entry>(
+      Entry{answer->reply.key, answer->reply.metadata, std::move(answer->fd)});
+}
+
+}  // namespace larder::daemon

@@ -1,0 +1,217 @@
+// larderd: reads the configuration and joins the parts.
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <CLI/CLI.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include "daemon/config.h"
+#include "daemon/http.h"
+#include "daemon/keeper_client.h"
+#include "daemon/service.h"
+#include "daemon/socket_file.h"
+#include "larder/system_error.h"
+#include "protocol/channel.h"
+
+namespace larder::daemon {
+namespace {
+
+namespace asio = boost::asio;
+
+// Without free descriptors accept fails at once, again and again; a pause lets some come back.
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+
+int fail(const Status& status) {
+  std::fprintf(stderr, "larderd: %s\n", status.to_string().c_str());
+  return 1;
+}
+
+std::string executor_path(const Config& config) {
+  if (!config.executor_path.empty()) return config.executor_path;
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "larder-executor";
+}
+
+// Nothing names what an earlier larderd left, so it is given back.
+Status empty_keeper(KeeperClient& keeper) {
+  uint64_t dropped = 0;
+  while (true) {
+    auto entry = keeper.next(0);
+    if (!entry) return entry.status();
+    if (!entry->has_value()) break;
+    if (Status status = keeper.drop((*entry)->key); !status.ok()) return status;
+    ++dropped;
+  }
+  if (dropped > 0) spdlog::info("event=keeper_emptied segments={}", dropped);
+  return {};
+}
+
+class Acceptor {
+ public:
+  Acceptor(asio::io_context& loop, int listener, Service& service)
+      : listener_(loop, duplicate(listener).release()), pause_(loop), service_(service) {
+    wait();
+  }
+
+ private:
+  void wait() {
+    listener_.async_wait(asio::posix::stream_descriptor::wait_read,
+                         [this](const boost::system::error_code& error) {
+                           if (!error) accept();
+                         });
+  }
+  void accept() {
+    OwnFd socket(
+        ::accept4(listener_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.valid()) {
+      try {
+        protocol::prepare_socket(socket.get());
+        service_.accept(std::move(socket));
+      } catch (const SystemError& error) {
+        spdlog::warn("event=accept_failed error=\"{}\"", error.what());
+      }
+      return wait();
+    }
+    if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return wait();
+    spdlog::warn("event=accept_paused errno={}", errno);
+    pause_.expires_after(kAcceptPause);
+    pause_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) wait();
+    });
+  }
+
+  asio::posix::stream_descriptor listener_;
+  asio::steady_timer pause_;
+  Service& service_;
+};
+
+// The first signal drains, the second ends at once.
+class Shutdown {
+ public:
+  Shutdown(asio::io_context& loop, Service& service, std::chrono::milliseconds grace)
+      : loop_(loop),
+        signals_(loop, SIGTERM, SIGINT),
+        timer_(loop),
+        service_(service),
+        grace_(grace) {
+    wait();
+  }
+  int exit_code() const { return forced_ ? 1 : 0; }
+
+ private:
+  void wait() {
+    signals_.async_wait([this](const boost::system::error_code& error, int signal) {
+      if (error) return;
+      if (draining_) {
+        forced_ = true;
+        return loop_.stop();
+      }
+      draining_ = true;
+      spdlog::info("event=shutting_down signal={} grace_ms={}", signal, grace_.count());
+      timer_.expires_after(grace_);
+      timer_.async_wait([this](const boost::system::error_code& timer_error) {
+        if (!timer_error) loop_.stop();
+      });
+      service_.drain([this] { loop_.stop(); });
+      wait();
+    });
+  }
+
+  asio::io_context& loop_;
+  asio::signal_set signals_;
+  asio::steady_timer timer_;
+  Service& service_;
+  std::chrono::milliseconds grace_;
+  bool draining_ = false;
+  bool forced_ = false;
+};
+
+int run(const Config& config) {
+  auto keeper = KeeperClient::connect(config.keeper_socket_path);
+  if (!keeper) return fail(keeper.status());
+  if (Status status = empty_keeper(*keeper); !status.ok()) return fail(status);
+  auto socket = SocketFile::bind(config.socket_path, config.socket_group);
+  if (!socket) return fail(socket.status());
+
+  asio::io_context loop(1);
+  Service service(loop, config, std::move(*keeper), executor_path(config));
+  std::unique_ptr<HttpServer> http;
+  if (config.http_port >= 0) {
+    http = std::make_unique<HttpServer>(loop, config.http_address,
+                                        static_cast<uint16_t>(config.http_port),
+                                        HttpServer::Pages{[&] { return service.metrics_text(); },
+                                                          [&] { return service.not_ready(); }});
+    spdlog::info("event=http_serving address={} port={}", config.http_address, http->port());
+  }
+  service.start();
+  Acceptor acceptor(loop, socket->fd(), service);
+  Shutdown shutdown(loop, service, std::chrono::milliseconds(config.shutdown_grace_ms));
+  spdlog::info("event=serving socket={} pid={}", config.socket_path, ::getpid());
+  loop.run();
+  return shutdown.exit_code();
+}
+
+void prepare_process(const Config& config) {
+  auto logger = std::make_shared<spdlog::logger>("larderd",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_st>());
+  spdlog::set_default_logger(logger);
+  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %n %l %v");
+  spdlog::set_level(spdlog::level::from_str(config.log_level));
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGHUP, SIG_IGN);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+}  // namespace
+}  // namespace larder::daemon
+
+int main(int argc, char** argv) {
+  using larder::daemon::Config;
+  CLI::App app("The KV-cache daemon of one node.", "larderd");
+  std::string config_path;
+  Config overrides;
+  app.add_option("--config", config_path, "TOML file; options on the command line win");
+  auto* socket = app.add_option("--socket", overrides.socket_path, "Path of the control socket");
+  auto* keeper =
+      app.add_option("--keeper", overrides.keeper_socket_path, "Path of the keeper's socket");
+  auto* port = app.add_option("--http-port", overrides.http_port,
+                              "Port on localhost; 0: any free one, -1: no HTTP");
+  auto* memory = app.add_option("--memory-bytes", overrides.memory_bytes, "Memory for all pools")
+                     ->transform(CLI::AsSizeValue(false));
+  auto* level = app.add_option("--log-level", overrides.log_level, "trace ... error, off");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    Config config;
+    if (!config_path.empty()) {
+      auto read = larder::daemon::read_config(config_path);
+      if (!read) return larder::daemon::fail(read.status());
+      config = std::move(*read);
+    }
+    if (*socket) config.socket_path = overrides.socket_path;
+    if (*keeper) config.keeper_socket_path = overrides.keeper_socket_path;
+    if (*port) config.http_port = overrides.http_port;
+    if (*memory) config.memory_bytes = overrides.memory_bytes;
+    if (*level) config.log_level = overrides.log_level;
+    if (larder::Status status = larder::daemon::check_config(config); !status.ok())
+      return larder::daemon::fail(status);
+    larder::daemon::prepare_process(config);
+    return larder::daemon::run(config);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "larderd: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,37 @@
+#include "daemon/pool_store.h"
+
+#include "allocator/host_memory.h"
+#include "larder/check.h"
+
+namespace larder::daemon {
+
+OwnerTable::OwnerTable(int64_t num_blocks)
+    : num_blocks_(num_blocks),
+      segment_(create_host_segment("larder-owners", size_bytes(num_blocks))),
+      mapping_(SharedMapping::map(segment_.fd.get(), segment_.size_bytes, true)) {}
+
+int64_t OwnerTable::size_bytes(int64_t num_blocks) {
+  constexpr int64_t kPageBytes = 4096;
+  const int64_t bytes = num_blocks * static_cast<int64_t>(sizeof(uint64_t));
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+void OwnerTable::set(int32_t block, uint64_t word) {
+  LARDER_CHECK(block >= 0 && block < num_blocks_, block, num_blocks_);
+  auto* words = reinterpret_cast<uint64_t*>(mapping_.data());
+  std::atomic_ref(words[block]).store(word, std::memory_order_release);
+}
+
+StoredPool& PoolStore::add_pool(PoolId pool) { return pools_[pool]; }
+
+StoredPool* PoolStore::find(PoolId pool) {
+  const auto found = pools_.find(pool);
+  return found == pools_.end() ? nullptr : &found->second;
+}
+
+const Segment* PoolStore::find_segment(SegmentId id) const {
+  const auto found = segments_.find(id);
+  return found == segments_.end() ? nullptr : &found->second;
+}
+
+}  // namespace larder::daemon

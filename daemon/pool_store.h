@@ -1,0 +1,64 @@
+// PoolStore: the memory and the descriptions behind the state machine's ids.
+//
+// Holds for every pool what its creator stated, its segments' fds, and the ownership tables. It
+// decides nothing. Thread rule: the loop's thread only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "allocator/mapped_range.h"
+#include "allocator/segment.h"
+#include "allocator/state_machine.h"
+#include "protocol/messages.h"
+
+namespace larder::daemon {
+
+// The ownership words of one group (allocator/owner_word.h), in a memfd that the executor maps too.
+class OwnerTable {
+ public:
+  explicit OwnerTable(int64_t num_blocks);  // throws SystemError
+  void set(int32_t block, uint64_t word);
+  int fd() const { return segment_.fd.get(); }
+  static int64_t size_bytes(int64_t num_blocks);
+
+ private:
+  int64_t num_blocks_;
+  Segment segment_;
+  SharedMapping mapping_;
+};
+
+struct StoredGroup {
+  protocol::GroupSpec spec;
+  protocol::GroupLayout layout;
+  OwnerTable owners;
+  std::map<uint32_t, SegmentId> segment_ids;  // by position in the mapped range
+};
+
+struct StoredPool {
+  std::vector<StoredGroup> groups;
+  bool created = false;  // all segments are there
+};
+
+class PoolStore {
+ public:
+  StoredPool& add_pool(PoolId pool);
+  StoredPool* find(PoolId pool);
+  void remove_pool(PoolId pool) { pools_.erase(pool); }
+  void remove_uncreated() {
+    std::erase_if(pools_, [](const auto& entry) { return !entry.second.created; });
+  }
+  const std::map<PoolId, StoredPool>& pools() const { return pools_; }
+
+  void add_segment(SegmentId id, Segment segment) { segments_.emplace(id, std::move(segment)); }
+  void remove_segment(SegmentId id) { segments_.erase(id); }
+  const Segment* find_segment(SegmentId id) const;
+
+ private:
+  std::map<PoolId, StoredPool> pools_;
+  std::map<SegmentId, Segment> segments_;
+};
+
+}  // namespace larder::daemon

@@ -1,0 +1,248 @@
+// Connections: how a session comes, goes, and what of it outlives its connection.
+#include "daemon/service.h"
+
+#include <chrono>
+
+#include <openssl/rand.h>
+#include <spdlog/spdlog.h>
+
+#include "larder/check.h"
+#include "larder/system_error.h"
+#include "protocol/limits.h"
+
+namespace larder::daemon {
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(50);
+constexpr int64_t kHandshakeUs = 10'000'000;
+// Room for connections that have not said hello, and for those about to be refused.
+constexpr size_t kMaxConnections = 2 * protocol::kMaxSessions;
+
+void fill_random(void* data, size_t size) {
+  LARDER_CHECK(RAND_bytes(static_cast<unsigned char*>(data), static_cast<int>(size)) == 1);
+}
+
+MachineConfig machine_config(const Config& config) {
+  MachineConfig machine;
+  machine.memory_bytes = config.memory_bytes;
+  for (const TenantConfig& tenant : config.tenants) {
+    std::string salt(32, '\0');
+    fill_random(salt.data(), salt.size());
+    machine.salts.emplace(tenant.name, salt);
+  }
+  return machine;
+}
+
+uint64_t random_boot_id() {
+  uint64_t id = 0;
+  fill_random(&id, sizeof id);
+  return id | 1;  // never 0, which means "unknown"
+}
+
+}  // namespace
+
+Service::Service(boost::asio::io_context& loop, const Config& config, KeeperClient keeper,
+                 std::string executor_path)
+    : loop_(loop),
+      config_(config),
+      keeper_(std::move(keeper)),
+      executor_(loop, std::move(executor_path), config.log_level),
+      machine_(machine_config(config)),
+      boot_id_(random_boot_id()),
+      started_at_us_(now_us()),
+      tick_timer_(loop) {}
+
+Service::~Service() {
+  for (auto& [id, session] : sessions_) session->connection->close();
+}
+
+void Service::start() {
+  executor_.start({
+      [this] { tell_executor_all(); },
+      [] { spdlog::info("event=executor_ready"); },
+      [this](int deaths_in_a_row) { on_executor_died(deaths_in_a_row); },
+      [this](const protocol::Copied& copied) {
+        copies_.erase(copied.copy);
+        apply(CopyDone{copied.copy, copied.status});
+      },
+      [this](const protocol::Counters& counters) { metrics_.set_executor_counters(counters); },
+      [this](const protocol::BrokenRing& broken) {
+        spdlog::warn("event=ring_broken session={} error=\"{}\"", broken.session, broken.message);
+        Session* session = find(SessionId{broken.session});
+        if (session == nullptr || !session->connection->is_open()) return;
+        session->connection->close();
+        on_closed(session->id);
+      },
+  });
+  tick();
+}
+
+int64_t Service::now_us() const {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+Session* Service::find(SessionId id) {
+  const auto found = sessions_.find(id);
+  return found == sessions_.end() ? nullptr : found->second.get();
+}
+
+void Service::accept(OwnFd socket) {
+  if (sessions_.size() >= kMaxConnections) {
+    spdlog::warn("event=connection_refused connections={}", sessions_.size());
+    return;
+  }
+  auto session = std::make_unique<Session>();
+  session->id = SessionId{next_session_++};
+  session->peer = peer_identity(socket.get());
+  session->pidfd = open_peer_pidfd(socket.get(), session->peer);
+  session->connected_at_us = now_us();
+  session->connection =
+      std::make_shared<Connection>(loop_, std::move(socket), protocol::kMaxQueuedRepliesPerSession);
+  const SessionId id = session->id;
+  const std::shared_ptr<Connection> connection = session->connection;
+  sessions_.emplace(id, std::move(session));
+  connection->start(
+      {[this, id](protocol::Received received) { on_message(id, std::move(received)); },
+       [this, id] { on_closed(id); }});
+}
+
+void Service::on_message(SessionId id, protocol::Received received) {
+  Session* session = find(id);
+  if (session == nullptr) return;
+  if (received.kind == protocol::Received::Kind::kRefused)
+    return reply(*session, 0, received.status);
+  protocol::DecodedRequest decoded = protocol::decode_request(received.bytes);
+  if (!decoded.request) return reply(*session, decoded.id, decoded.request.status());
+  if (!received.fds.empty())
+    return reply(*session, decoded.id,
+                 Status(ErrorCode::kInvalidArgument, "the request carries " +
+                                                         std::to_string(received.fds.size()) +
+                                                         " fds, none is expected"));
+  // A failure of the system is this request's failure, not the daemon's.
+  try {
+    handle(*session, std::move(*decoded.request));
+  } catch (const SystemError& error) {
+    spdlog::error("event=request_failed session={} error=\"{}\"", value(id), error.what());
+    if (Session* still_there = find(id))
+      reply(*still_there, decoded.id, Status(ErrorCode::kInternal, error.what()));
+  }
+}
+
+void Service::on_closed(SessionId id) {
+  Session* session = find(id);
+  if (session == nullptr) return;
+  spdlog::info("event=session_closed session={} client=\"{}\" goodbye={}", value(id),
+               session->client_name, session->goodbye);
+  std::erase_if(pending_, [id](const auto& entry) { return entry.second.session == id; });
+  if (!session->connected) {
+    sessions_.erase(id);
+    if (draining_ && sessions_.empty() && drained_) drained_();
+    return;
+  }
+  // The executor lets go of the session's ring first: after that, nothing that the session has
+  // submitted can run into a block that somebody else has got.
+  executor_.send(protocol::DropSession{value(id)});
+  executor_.when_idle(value(id), [this, id] { forget(id); });
+}
+
+void Service::forget(SessionId id) {
+  auto node = sessions_.extract(id);
+  if (node.empty()) return;
+  std::unique_ptr<Session> session = std::move(node.mapped());
+  const bool fenced = session->goodbye || !session->mapped;
+  if (!fenced) watch_writer(std::move(session));
+  apply(CloseSession{id, fenced});
+  if (draining_ && sessions_.empty() && drained_) drained_();
+}
+
+// An open block that an engine itself could write is free again when its process is gone and its
+// socket is at EOF; this is called after the latter.
+void Service::watch_writer(std::unique_ptr<Session> session) {
+  const SessionId id = session->id;
+  session->arena.reset();
+  if (!session->pidfd.valid()) {
+    spdlog::warn("event=writer_unprovable session={} pid={}", value(id), session->peer.pid);
+    writers_.emplace(id, Writer{std::move(session), boost::asio::posix::stream_descriptor(loop_)});
+    return;
+  }
+  const int pidfd = session->pidfd.release();
+  auto& writer = writers_
+                     .emplace(id, Writer{std::move(session),
+                                         boost::asio::posix::stream_descriptor(loop_, pidfd)})
+                     .first->second;
+  writer.process.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                            [this, id](const boost::system::error_code& error) {
+                              if (error) return;
+                              spdlog::info("event=session_fenced session={}", value(id));
+                              writers_.erase(id);
+                              apply(SessionFenced{id});
+                            });
+}
+
+void Service::drain(std::function<void()> then) {
+  draining_ = true;
+  drained_ = std::move(then);
+  if (sessions_.empty()) drained_();
+}
+
+// Deadlines of requests that wait for something, and of handshakes.
+void Service::tick() {
+  const int64_t now = now_us();
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const Pending pending = it->second;
+    if (pending.deadline_us == 0 || now < pending.deadline_us) {
+      ++it;
+      continue;
+    }
+    it = pending_.erase(it);
+    if (Session* session = find(pending.session)) {
+      --session->num_pending;
+      reply(*session, pending.id,
+            Status(ErrorCode::kDeadlineExceeded, "the request's deadline has passed"));
+    }
+  }
+  std::vector<SessionId> silent;
+  for (const auto& [id, session] : sessions_)
+    if (!session->connected && now - session->connected_at_us > kHandshakeUs) silent.push_back(id);
+  for (const SessionId id : silent) {
+    find(id)->connection->close();
+    on_closed(id);
+  }
+  tick_timer_.expires_after(kTick);
+  tick_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) tick();
+  });
+}
+
+std::optional<std::string> Service::not_ready() const {
+  if (draining_) return "shutting down";
+  if (!keeper_.connected()) return "the keeper is gone";
+  if (!executor_.ready()) return "the executor is not ready";
+  return std::nullopt;
+}
+
+std::string Service::metrics_text() {
+  return metrics_.render(machine_.pool_stats(), status(), static_cast<int64_t>(writers_.size()));
+}
+
+protocol::DaemonStatus Service::status() const {
+  protocol::DaemonStatus status;
+  status.version = LARDER_VERSION;
+  status.pid = ::getpid();
+  status.uptime_us = static_cast<uint64_t>(now_us() - started_at_us_);
+  status.memory_bytes = machine_.memory_bytes();
+  status.physical_bytes = machine_.physical_bytes();
+  status.num_pools = static_cast<int64_t>(store_.pools().size());
+  status.num_sessions = static_cast<int64_t>(sessions_.size());
+  status.executor_pid = executor_.pid();
+  status.executor_restarts = executor_.restarts();
+  status.keeper_pid = keeper_.pid();
+  status.keeper_segments = static_cast<int64_t>(keeper_.num_entries());
+  status.backend = "host";
+  status.ready = !not_ready().has_value();
+  return status;
+}
+
+}  // namespace larder::daemon

@@ -1,0 +1,225 @@
+// Carrying out what the state machine decides, in order: memory, keeper, executor, replies.
+#include <cstring>
+
+#include <spdlog/spdlog.h>
+
+#include "allocator/host_memory.h"
+#include "client/group_view.h"
+#include "daemon/service.h"
+#include "larder/check.h"
+#include "larder/system_error.h"
+#include "protocol/limits.h"
+
+namespace larder::daemon {
+namespace {
+
+// An executor that dies this often without finishing anything is being killed by what is queued.
+constexpr int kDeathsBeforeFailing = 3;
+
+// What the keeper stores beside a segment's fd.
+struct SegmentMetadata {
+  char magic[8] = {'s', 'e', 'g', 'm', 'e', 'n', 't', '1'};
+  uint64_t pool = 0;
+  uint32_t group = 0;
+  uint32_t index = 0;
+  int64_t size_bytes = 0;
+  uint8_t reserved[32] = {};
+};
+static_assert(sizeof(SegmentMetadata) == 64);
+
+protocol::Block from_ref(const BlockRef& ref) { return {ref.id, ref.generation}; }
+
+std::vector<protocol::Block> from_refs(const std::vector<BlockRef>& refs) {
+  std::vector<protocol::Block> blocks;
+  blocks.reserve(refs.size());
+  for (const BlockRef& ref : refs) blocks.push_back(from_ref(ref));
+  return blocks;
+}
+
+struct ToWire {
+  const PoolStore& store;
+
+  protocol::ReplyBody operator()(Status body) const { return body; }
+  protocol::ReplyBody operator()(Done) const { return protocol::Done{}; }
+  protocol::ReplyBody operator()(const PoolOpened& body) const {
+    protocol::PoolOpened reply{value(body.pool), body.created, {}};
+    for (const StoredGroup& group : store.pools().at(body.pool).groups)
+      reply.groups.push_back(group.layout);
+    return reply;
+  }
+  protocol::ReplyBody operator()(const BlocksAllocated& body) const {
+    return protocol::Blocks{from_refs(body.blocks)};
+  }
+  protocol::ReplyBody operator()(const BlocksPublished& body) const {
+    protocol::Published reply;
+    for (size_t i = 0; i < body.blocks.size(); ++i)
+      reply.blocks.push_back({body.keys[i], from_ref(body.blocks[i])});
+    return reply;
+  }
+  protocol::ReplyBody operator()(const PrefixFound& body) const {
+    return protocol::Prefix{body.hit_tokens, from_refs(body.blocks)};
+  }
+};
+
+}  // namespace
+
+// Effects can make new events (a segment was created); they are applied after the ones before.
+void Service::apply(Event event) {
+  events_.push_back(std::move(event));
+  if (applying_) return;
+  applying_ = true;
+  while (!events_.empty()) {
+    const Event next = std::move(events_.front());
+    events_.pop_front();
+    for (Effect& effect : machine_.apply(next, now_us())) carry_out(std::move(effect));
+  }
+  applying_ = false;
+}
+
+void Service::carry_out(Effect effect) {
+  if (const auto* create = std::get_if<CreateSegment>(&effect)) {
+    create_segment(*create);
+  } else if (const auto* drop = std::get_if<DropSegment>(&effect)) {
+    store_.remove_segment(drop->segment);
+    if (Status status = keeper_.drop(value(drop->segment)); !status.ok())
+      spdlog::error("event=keeper_drop_failed error=\"{}\"", status.to_string());
+  } else if (const auto* created = std::get_if<PoolCreated>(&effect)) {
+    StoredPool& pool = *store_.find(created->pool);
+    pool.created = true;
+    tell_executor_pool(created->pool, pool);
+    spdlog::info("event=pool_created pool={}", value(created->pool));
+  } else if (const auto* destroyed = std::get_if<PoolDestroyed>(&effect)) {
+    executor_.send(protocol::DropPool{value(destroyed->pool)});
+    store_.remove_pool(destroyed->pool);
+    metrics_.forget_pool(value(destroyed->pool));
+    spdlog::info("event=pool_destroyed pool={}", value(destroyed->pool));
+  } else if (const auto* word = std::get_if<SetOwnerWord>(&effect)) {
+    store_.find(word->pool)->groups[word->group].owners.set(word->block, word->word);
+  } else if (auto* copy = std::get_if<RunCopy>(&effect)) {
+    executor_.send(
+        protocol::CopyBlocks{copy->copy, value(copy->pool), copy->group, copy->from, copy->to});
+    copies_.emplace(copy->copy, std::move(*copy));
+  } else if (std::holds_alternative<FenceSession>(effect)) {
+    // watch_writer has started already: the pidfd is watched from the moment the socket closed.
+  } else {
+    answer(std::get<Reply>(std::move(effect)));
+  }
+}
+
+void Service::create_segment(const CreateSegment& effect) {
+  if (store_.find(effect.pool) == nullptr) add_staged_pool(effect.pool);
+  Status status;
+  try {
+    Segment segment = create_host_segment("larder-pool", effect.size_bytes);
+    status = deposit(effect, segment);
+    if (status.ok()) {
+      store_.find(effect.pool)->groups[effect.group].segment_ids[effect.index] = effect.segment;
+      store_.add_segment(effect.segment, std::move(segment));
+    }
+  } catch (const SystemError& error) {
+    status = {ErrorCode::kResourceExhausted, error.what()};
+  }
+  events_.push_back(SegmentCreated{effect.segment, status});
+}
+
+Status Service::deposit(const CreateSegment& effect, const Segment& segment) {
+  SegmentMetadata metadata;
+  metadata.pool = value(effect.pool);
+  metadata.group = effect.group;
+  metadata.index = effect.index;
+  metadata.size_bytes = effect.size_bytes;
+  std::array<uint8_t, 64> bytes;
+  std::memcpy(bytes.data(), &metadata, sizeof metadata);
+  return keeper_.put(value(effect.segment), segment.fd.get(), bytes);
+}
+
+void Service::add_staged_pool(PoolId id) {
+  LARDER_CHECK(staged_spec_.has_value(), value(id));
+  StoredPool& pool = store_.add_pool(id);
+  for (const protocol::GroupSpec& spec : staged_spec_->groups) {
+    // The same checks have passed when the event was made.
+    const GroupView view = view_group(spec).value();
+    const GroupLayout machine_layout =
+        lay_out_group(block_bytes(view), spec.num_blocks, view.layout == KvLayout::kLbhnc).value();
+    protocol::GroupLayout layout;
+    layout.block_bytes = machine_layout.block_bytes;
+    layout.block_stride_bytes =
+        view.layout == KvLayout::kBlhnc ? machine_layout.block_stride_bytes : view.page.page_bytes;
+    layout.layer_stride_bytes = layer_stride_bytes(view, spec.num_blocks);
+    layout.num_blocks = spec.num_blocks;
+    layout.segment_bytes = machine_layout.segment_bytes;
+    pool.groups.push_back({spec, std::move(layout), OwnerTable(spec.num_blocks), {}});
+  }
+}
+
+void Service::answer(Reply effect) {
+  // The entry is gone when the session has closed or the deadline has passed.
+  const auto node = pending_.extract(effect.request);
+  if (node.empty()) return;
+  const Pending& pending = node.mapped();
+  Session* session = find(pending.session);
+  if (session == nullptr) return;
+  --session->num_pending;
+  if (pending.closes && std::holds_alternative<Done>(effect.body)) {
+    session->pools.erase(*pending.closes);
+    executor_.send(protocol::DetachPool{value(session->id), value(*pending.closes)});
+  }
+  if (const auto* opened = std::get_if<PoolOpened>(&effect.body)) {
+    session->pools.insert(opened->pool);
+    executor_.send(protocol::AttachPool{value(session->id), value(opened->pool)});
+  }
+  reply(*session, pending.id, std::visit(ToWire{store_}, std::move(effect.body)));
+}
+
+void Service::tell_executor_all() {
+  for (const auto& [id, pool] : store_.pools())
+    if (pool.created) tell_executor_pool(id, pool);
+  for (const auto& [id, session] : sessions_)
+    if (session->arena && session->connection->is_open()) tell_executor_session(*session);
+  for (const auto& [id, copy] : copies_)
+    executor_.send(protocol::CopyBlocks{id, value(copy.pool), copy.group, copy.from, copy.to});
+}
+
+void Service::tell_executor_pool(PoolId id, const StoredPool& pool) {
+  for (uint32_t index = 0; index < pool.groups.size(); ++index) {
+    const StoredGroup& group = pool.groups[index];
+    std::vector<OwnFd> owner_fd;
+    owner_fd.push_back(duplicate(group.owners.fd()));
+    executor_.send(protocol::AddGroup{value(id), index, group.spec, group.layout},
+                   std::move(owner_fd));
+    protocol::AddSegments batch{value(id), index, {}};
+    std::vector<OwnFd> fds;
+    for (const auto& [position, segment_id] : group.segment_ids) {
+      const Segment* segment = store_.find_segment(segment_id);
+      batch.size_bytes.push_back(segment->size_bytes);
+      fds.push_back(duplicate(segment->fd.get()));
+      if (fds.size() < protocol::kMaxFdsPerMessage && position + 1 < group.segment_ids.size())
+        continue;
+      executor_.send(batch, std::move(fds));
+      batch.size_bytes.clear();
+      fds.clear();
+    }
+  }
+}
+
+void Service::tell_executor_session(const Session& session) {
+  std::vector<OwnFd> fds;
+  fds.push_back(duplicate(session.arena->fd()));
+  fds.push_back(duplicate(session.arena->eventfd()));
+  executor_.send(protocol::AddSession{value(session.id), session.arena->size_bytes()},
+                 std::move(fds));
+  for (const PoolId pool : session.pools)
+    executor_.send(protocol::AttachPool{value(session.id), value(pool)});
+}
+
+void Service::on_executor_died(int deaths_in_a_row) {
+  metrics_.executor_died();
+  if (deaths_in_a_row < kDeathsBeforeFailing) return;
+  const Status status(ErrorCode::kUnavailable,
+                      "the executor died " + std::to_string(deaths_in_a_row) +
+                          " times in a row without finishing anything; what was queued is dropped");
+  for (const auto& [id, session] : sessions_)
+    if (session->arena) session->arena->fail_outstanding(status);
+}
+
+}  // namespace larder::daemon

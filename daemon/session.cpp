@@ -1,0 +1,49 @@
+#include "daemon/session.h"
+
+#include <cstring>
+#include <sys/eventfd.h>
+
+#include "allocator/host_memory.h"
+#include "larder/system_error.h"
+
+namespace larder::daemon {
+
+SessionArena::SessionArena(uint64_t size_bytes)
+    : segment_(create_host_segment("larder-arena", static_cast<int64_t>(size_bytes))),
+      mapping_(SharedMapping::map(segment_.fd.get(), segment_.size_bytes, true)),
+      arena_(std::span(mapping_.data(), static_cast<size_t>(segment_.size_bytes))),
+      eventfd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!eventfd_.valid()) throw SystemError("eventfd()");
+  arena_.format();
+}
+
+bool SessionArena::busy() const {
+  const protocol::ArenaHeader& shared = arena_.header();
+  return shared.submit_tail.load(std::memory_order_acquire) !=
+         shared.submit_head.load(std::memory_order_acquire);
+}
+
+Result<std::vector<int32_t>> SessionArena::read(const protocol::ArenaRange& range) const {
+  // The decoder has bounded the count, so the product cannot overflow.
+  const uint64_t bytes = range.count * sizeof(int32_t);
+  if (!arena_.holds(range.offset_bytes, bytes))
+    return Status(ErrorCode::kInvalidArgument,
+                  "tokens: " + std::to_string(bytes) + " bytes at offset " +
+                      std::to_string(range.offset_bytes) + " are not in the arena's data part (" +
+                      std::to_string(protocol::kArenaDataOffset) + " .. " +
+                      std::to_string(size_bytes()) + ")");
+  std::vector<int32_t> values(range.count);
+  std::memcpy(values.data(), arena_.memory().data() + range.offset_bytes, bytes);
+  return values;
+}
+
+void SessionArena::fail_outstanding(const Status& status) {
+  protocol::ArenaServer server(arena_);
+  for (uint32_t i = 0; i < protocol::kSubmissionSlots && server.can_complete(); ++i) {
+    const auto submission = server.peek();
+    if (!submission || !submission->has_value()) return;
+    server.complete(**submission, status);
+  }
+}
+
+}  // namespace larder::daemon

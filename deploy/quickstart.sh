@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# From a bare Debian 12 to text whose KV cache lives in Larder: installs packages, builds, starts the
+# three processes, generates in both execution modes, proves where the KV is, and stops everything.
+#
+#     deploy/quickstart.sh            # needs root for packages the first time
+#
+# Nothing is left running or installed outside the build folder but the packages.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+build=$root/build-quickstart
+model=$root/tests/data/tiny-lm
+prompt='The kernel allocates a page of memory when '
+
+say() { printf '\n== %s\n' "$*"; }
+
+die() {
+  printf 'quickstart: %s\n' "$*" >&2
+  exit 1
+}
+
+# ----------------------------------------------------------------------------- packages and build
+
+missing_packages() {
+  local package
+  for package in $(sed -n '/^# \[build\]/,/^# \[check\]/{/^#/d;/^$/d;p}' deploy/packages.txt); do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] ||
+      printf '%s ' "$package"
+  done
+}
+
+install_packages() {
+  local missing
+  missing=$(missing_packages)
+  if [ -z "$missing" ]; then return 0; fi
+  if [ "$(id -u)" -ne 0 ]; then
+    die "packages are missing; as root: apt-get install -y --no-install-recommends $missing"
+  fi
+  say "Installing $missing"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  # shellcheck disable=SC2086  # one word per package
+  apt-get install -y -qq --no-install-recommends $missing >/dev/null
+}
+
+build_all() {
+  say "Building"
+  if command -v nvcc >/dev/null; then
+    echo "nvcc is here, but this version has no CUDA kernels yet: pools are on host memory"
+  else
+    echo "no nvcc here: building without CUDA; pools are on host memory"
+  fi
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLARDER_TESTS=OFF >"$build.log"
+  cmake --build "$build" -j "$(nproc)" >>"$build.log" 2>&1 || {
+    tail -n 40 "$build.log" >&2
+    die "the build failed; the whole log is $build.log"
+  }
+  rm -f "$build.log"
+}
+
+# ------------------------------------------------------------------------------------- processes
+
+run=$(mktemp -d "${TMPDIR:-/tmp}/larder-quickstart.XXXXXX")
+pids=()
+
+stop_all() {
+  local pid
+  for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
+  pids=()
+  rm -rf "$run"
+}
+trap stop_all EXIT
+
+# wait_for COMMAND...: until it succeeds, 10 s at most.
+wait_for() {
+  local tries
+  for ((tries = 0; tries < 200; ++tries)); do
+    if "$@" >/dev/null 2>&1; then return 0; fi
+    sleep 0.05
+  done
+  cat "$run"/*.log >&2
+  die "'$*' did not succeed in 10 s"
+}
+
+start_all() {
+  say "Starting larder-keeper and larderd, which starts larder-executor"
+  "$build/bin/larder-keeper" --socket "$run/keeper.sock" 2>"$run/keeper.log" &
+  pids+=($!)
+  wait_for test -S "$run/keeper.sock"
+  "$build/bin/larderd" --socket "$run/larderd.sock" --keeper "$run/keeper.sock" --http-port 0 \
+    --memory-bytes 256MiB 2>"$run/larderd.log" &
+  pids=($! "${pids[@]}") # larderd is stopped before the keeper
+  export LARDER_SOCKET=$run/larderd.sock
+  wait_for is_ready
+  "$build/bin/larderctl" status
+}
+
+http_port() { sed -n 's/.*event=http_serving .*port=\([0-9]*\).*/\1/p' "$run/larderd.log"; }
+
+# http_get PATH: the body of a page of larderd's.
+http_get() {
+  exec 3<>"/dev/tcp/127.0.0.1/$(http_port)"
+  printf 'GET %s HTTP/1.0\r\n\r\n' "$1" >&3
+  sed '1,/^\r$/d' <&3
+  exec 3<&- 3>&-
+}
+
+is_ready() { [ "$(http_get /readyz)" = ok ]; }
+
+# ----------------------------------------------------------------------------------------- the show
+
+# generate NAME OPTIONS...: text to $run/NAME.txt and the screen, the summary to the screen.
+generate() {
+  local name=$1
+  shift
+  "$build/bin/larder-generate" --model "$model" --prompt "$prompt" --max-tokens 120 "$@" |
+    tee "$run/$name.txt"
+  echo
+}
+
+show() {
+  say "Text with an nvfp4 pool, kernels in the engine's own process"
+  generate in-process --execution in-process --pool demo --no-prefix
+  say "The same pool, kernels run by the daemon's executor on request"
+  generate on-request --execution on-request --pool demo --no-prefix
+  cmp "$run/in-process.txt" "$run/on-request.txt" || die "the texts differ"
+  echo "The two texts are the same, byte for byte."
+
+  say "Where is the KV cache? Another process flips one byte of the pool after the prefill"
+  generate poked --execution on-request --pool demo --poke
+  if cmp -s "$run/in-process.txt" "$run/poked.txt"; then die "the poke changed nothing"; fi
+  echo "The text changed: the keys and values are in the pool, not in the engine."
+
+  say "A second engine finds the first one's prefix"
+  generate published --execution in-process --pool demo >/dev/null
+  generate reused --execution on-request --pool demo >/dev/null
+  cmp "$run/published.txt" "$run/reused.txt" || die "the texts differ"
+
+  say "larderctl pools"
+  "$build/bin/larderctl" pools
+  say "/metrics, the lines about tokens and blocks"
+  http_get /metrics | grep -E '^larder_(appended_tokens_total|attended_rows_total|pool_blocks)'
+}
+
+started=$SECONDS
+install_packages
+build_all
+start_all
+show
+say "Stopping everything"
+stop_all
+echo "Done in $((SECONDS - started)) s. Next: tests/check.sh ci, and the example in README.md."

@@ -1,0 +1,151 @@
+// The real engine on a real model: text, scores, and where its keys and values live.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/node.h"
+
+namespace larder::test {
+namespace {
+
+const std::string kModel = std::string(LARDER_TEST_DATA) + "/tiny-lm";
+// Held-out text that is not ours to copy; a user's clone does not have it.
+const std::string kSampleText =
+    std::string(LARDER_TEST_DATA) + "/../../../shared/models/sample.txt";
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSlow = true;
+#else
+constexpr bool kSlow = false;
+#endif
+
+nlohmann::json reference() { return nlohmann::json::parse(read_file(kModel + "/reference.json")); }
+
+Output generate(const Node& node, std::vector<std::string> options) {
+  std::vector<std::string> argv = {program("larder-generate"), "--model", kModel, "--socket",
+                                   node.socket()};
+  argv.insert(argv.end(), options.begin(), options.end());
+  Output output = run(argv);
+  INFO(output.stderr_text);
+  REQUIRE(output.exit_code == 0);
+  return output;
+}
+
+TEST_CASE("greedy text is the reference's, in both formats and both executions") {
+  Node node;
+  const nlohmann::json greedy = reference()["greedy"];
+  const size_t new_tokens = kSlow ? 40 : 160;
+  for (const std::string format : {"bf16", "nvfp4"}) {
+    std::vector<std::string> texts[2];
+    for (int i = 0; i < 2; ++i) {
+      std::vector<std::string> options = {"--format",
+                                          format,
+                                          "--json",
+                                          "--max-tokens",
+                                          std::to_string(new_tokens),
+                                          "--execution",
+                                          i == 0 ? "in-process" : "on-request"};
+      for (const auto& [prompt, expected] : greedy.items()) {
+        options.push_back("--prompt");
+        options.push_back(prompt);
+      }
+      const auto result = nlohmann::json::parse(generate(node, options).stdout_text);
+      for (const auto& generation : result["texts"]) texts[i].push_back(generation["text"]);
+    }
+    CHECK(texts[0] == texts[1]);
+    size_t index = 0;
+    for (const auto& [prompt, expected] : greedy.items()) {
+      const std::string wanted = expected[format]["text"];
+      const std::string& text = texts[0].at(index++);
+      const size_t compared = std::min(wanted.size(), text.size());
+      INFO(format, ": ", text);
+      // Where the two best logits were once closer than this, rounding may choose either; these
+      // texts agree at least that far.
+      if (expected[format]["smallest_margin_logits"] >= 0.01) {
+        CHECK(text.substr(0, compared) == wanted.substr(0, compared));
+      } else {
+        CHECK(text.substr(0, prompt.size() + 20) == wanted.substr(0, prompt.size() + 20));
+      }
+    }
+  }
+}
+
+TEST_CASE("bits per byte are the reference's within 0.1 %") {
+  if (!std::filesystem::exists(kSampleText)) {
+    MESSAGE("skipped: there is no ", kSampleText);
+    return;
+  }
+  Node node;
+  const nlohmann::json windows = reference()["windows"];
+  const size_t count = kSlow ? 1 : 10;
+  for (const std::string format : {"bf16", "nvfp4"}) {
+    const auto result = nlohmann::json::parse(
+        generate(node, {"--format", format, "--json", "--score", kSampleText, "--windows",
+                        std::to_string(count), "--execution", "on-request"})
+            .stdout_text);
+    const auto& each = result["bits_per_byte_each"];
+    REQUIRE(each.size() == count);
+    double mean = 0.0;
+    double wanted_mean = 0.0;
+    for (size_t i = 0; i < count; ++i) {
+      const double wanted = windows[format]["bits_per_byte_each"][i];
+      INFO(format, " window ", i);
+      CHECK(each[i].get<double>() == doctest::Approx(wanted).epsilon(0.001));
+      mean += each[i].get<double>() / static_cast<double>(count);
+      wanted_mean += wanted / static_cast<double>(count);
+    }
+    CHECK(mean == doctest::Approx(wanted_mean).epsilon(0.001));
+  }
+}
+
+TEST_CASE("one byte changed in the pool changes the text, in both formats and executions") {
+  Node node;
+  for (const std::string format : {"bf16", "nvfp4"}) {
+    for (const std::string execution : {"in-process", "on-request"}) {
+      const std::vector<std::string> options = {
+          "--format",     format, "--execution", execution, "--prompt", "To configure the server, ",
+          "--max-tokens", "30",   "--no-prefix"};
+      std::vector<std::string> poked = options;
+      poked.push_back("--poke");
+      CHECK(generate(node, options).stdout_text != generate(node, poked).stdout_text);
+      CHECK(generate(node, options).stdout_text == generate(node, options).stdout_text);
+    }
+  }
+}
+
+TEST_CASE("a second engine starts from the first one's prefix and says the same") {
+  Node node;
+  const std::vector<std::string> options = {
+      "--json", "--max-tokens", "20", "--prompt",
+      "The kernel allocates a page of memory when the page is completed. "};
+  const auto first = nlohmann::json::parse(generate(node, options).stdout_text);
+  const auto second = nlohmann::json::parse(generate(node, options).stdout_text);
+  CHECK(first["texts"][0]["hit_tokens"] == 0);
+  CHECK(second["texts"][0]["hit_tokens"] == 64);  // of 66, in blocks of 16
+  CHECK(first["texts"][0]["text"] == second["texts"][0]["text"]);
+  CHECK(second["summary"]["appended_tokens"] ==
+        first["summary"]["appended_tokens"].get<int>() - 64);
+}
+
+TEST_CASE("the program of the README runs and prints what it says") {
+  Node node;
+  ::setenv("LARDER_SOCKET", node.socket().c_str(), 1);
+  const Output output = run({program("readme_example")});
+  ::unsetenv("LARDER_SOCKET");
+  CHECK(output.exit_code == 0);
+  CHECK(output.stdout_text == "OK, out[0] = 3\n");
+}
+
+TEST_CASE("a pool that is too small is refused with the numbers") {
+  Node node;
+  const Output output =
+      run({program("larder-generate"), "--model", kModel, "--socket", node.socket(), "--num-blocks",
+           "2", "--prompt", "a prompt that is longer than two blocks of sixteen tokens"});
+  CHECK(output.exit_code == 1);
+  CHECK(output.stderr_text.find("RESOURCE_EXHAUSTED") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace larder::test

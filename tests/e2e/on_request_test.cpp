@@ -1,0 +1,358 @@
+// Append and attend through the executor: same bytes and results as in process, hostile records,
+// ownership, and the executor's death.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <signal.h>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "client/control_connection.h"
+#include "client/request_ring.h"
+#include "tests/support/node.h"
+#include "tests/support/random.h"
+
+namespace larder::test {
+namespace {
+
+constexpr int64_t kDim = 64;
+
+std::vector<float> random_values(size_t count, uint64_t stream) {
+  auto engine = random_engine(stream);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(engine);
+  return values;
+}
+
+TensorView rows(std::vector<float>& values, int64_t heads = 1) {
+  return dense_tensor(values.data(), Dtype::kFp32,
+                      static_cast<int64_t>(values.size()) / (heads * kDim), heads, kDim);
+}
+
+std::vector<std::byte> pool_bytes(Pool& pool, const BlockHandle& block, int64_t size) {
+  const std::byte* data = pool.data().value() + block.id * pool.block_stride_bytes();
+  return {data, data + size};
+}
+
+TEST_CASE("both executions write the same bytes and give the same attention, bit for bit") {
+  Node node;
+  Client client = node.connect();
+  for (const KvFormat format : {KvFormat::kNvfp4, KvFormat::kBf16}) {
+    std::vector<float> k = random_values(37 * kDim, 1);
+    std::vector<float> v = random_values(37 * kDim, 2);
+    std::vector<float> q = random_values(5 * 4 * kDim, 3);
+    std::vector<float> out[2];
+    std::vector<float> lse[2];
+    std::vector<std::byte> bytes[2];
+    for (int i = 0; i < 2; ++i) {
+      const Execution execution = i == 0 ? Execution::kInProcess : Execution::kOnRequest;
+      auto pool = client.open_pool(
+          small_pool("p" + std::to_string(i) + std::string(name(format)), execution, format));
+      REQUIRE(pool.ok());
+      Sequence sequence = pool->begin_sequence();
+      REQUIRE(sequence.extend(37).ok());
+      for (int layer = 0; layer < 2; ++layer)
+        REQUIRE(sequence.append(layer, rows(k), rows(v)).ok());
+      out[i].assign(q.size(), std::numeric_limits<float>::quiet_NaN());
+      lse[i].assign(5 * 4, std::numeric_limits<float>::quiet_NaN());
+      REQUIRE(sequence.attend(1, rows(q, 4), rows(out[i], 4), lse[i].data()).ok());
+      for (const BlockHandle& block : sequence.blocks()) {
+        const auto part = pool_bytes(*pool, block, pool->block_stride_bytes());
+        bytes[i].insert(bytes[i].end(), part.begin(), part.end());
+      }
+    }
+    CHECK(bytes[0] == bytes[1]);
+    CHECK(out[0] == out[1]);
+    CHECK(lse[0] == lse[1]);
+    CHECK(std::isfinite(out[0][0]));
+  }
+}
+
+TEST_CASE("an append larger than the arena goes in portions") {
+  Node node;
+  Client client = node.connect({.arena_bytes = 1 << 20});
+  auto pool = client.open_pool(small_pool("p", Execution::kOnRequest, KvFormat::kBf16, 1024));
+  REQUIRE(pool.ok());
+  Sequence sequence = pool->begin_sequence();
+  REQUIRE(sequence.extend(8000).ok());
+  std::vector<float> v(8000 * kDim);
+  for (size_t i = 0; i < v.size(); ++i) v[i] = i < v.size() / 2 ? 1.0f : 3.0f;
+  std::vector<float> q(kDim, 0.0f);
+  std::vector<float> out(kDim);
+  REQUIRE(sequence.append(0, rows(v), rows(v)).ok());
+  REQUIRE(sequence.attend(0, rows(q), rows(out)).ok());
+  CHECK(out[0] == doctest::Approx(2.0));  // q = 0: the mean of V
+  // An attention that does not fit says what is needed.
+  std::vector<float> many_q(8000 * kDim);
+  std::vector<float> many_out(8000 * kDim);
+  const Status refused = sequence.attend(0, rows(many_q), rows(many_out));
+  CHECK(refused.code() == ErrorCode::kResourceExhausted);
+  CHECK(refused.message().find("arena_bytes") != std::string::npos);
+  REQUIRE(sequence.attend(0, rows(q), rows(out)).ok());
+}
+
+TEST_CASE("a copied block attends like its original") {
+  Node node;
+  Client client = node.connect();
+  for (const KvLayout layout : {KvLayout::kBlhnc, KvLayout::kLbhnc}) {
+    PoolOptions options =
+        small_pool(std::string("copy") + std::string(name(layout)), Execution::kOnRequest);
+    options.layout = layout;
+    auto pool = client.open_pool(options);
+    REQUIRE(pool.ok());
+    auto blocks = pool->allocate(2);
+    REQUIRE(blocks.ok());
+    std::vector<float> kv = random_values(16 * kDim, 4);
+    std::vector<int64_t> slots;
+    for (int i = 0; i < 16; ++i) slots.push_back((*blocks)[0].id * 16 + i);
+    for (int layer = 0; layer < 2; ++layer)
+      REQUIRE(pool->append(layer, rows(kv), rows(kv), slots).ok());
+    REQUIRE(pool->copy(std::span(*blocks).first(1), std::span(*blocks).last(1)).ok());
+    std::vector<float> q = random_values(kDim, 5);
+    std::vector<float> out[2] = {std::vector<float>(kDim), std::vector<float>(kDim)};
+    for (size_t i = 0; i < 2; ++i) {
+      const int32_t one = 1;
+      const int32_t length = 16;
+      AttendBatch batch;
+      batch.q = rows(q);
+      batch.out = rows(out[i]);
+      batch.q_lens = std::span(&one, 1);
+      batch.seq_lens = std::span(&length, 1);
+      batch.block_table = std::span(&(*blocks)[i].id, 1);
+      batch.block_table_stride = 1;
+      REQUIRE(pool->attend(1, batch).ok());
+    }
+    CHECK(out[0] == out[1]);
+  }
+}
+
+TEST_CASE("a session can neither write nor read another session's open block") {
+  Node node;
+  Client owner = node.connect();
+  Client other = node.connect();
+  auto mine = owner.open_pool(small_pool("p", Execution::kOnRequest));
+  auto theirs = other.open_pool(small_pool("p", Execution::kOnRequest));
+  REQUIRE(mine.ok());
+  REQUIRE(theirs.ok());
+  auto blocks = mine->allocate(1);
+  REQUIRE(blocks.ok());
+  const auto before = pool_bytes(*mine, (*blocks)[0], mine->block_stride_bytes());
+  std::vector<float> kv(kDim, 1.0f);
+  const int64_t slot = (*blocks)[0].id * 16;
+  const Status write = theirs->append(0, rows(kv), rows(kv), std::span(&slot, 1));
+  CHECK(write.code() == ErrorCode::kPermissionDenied);
+  CHECK(write.message().find("block " + std::to_string((*blocks)[0].id)) != std::string::npos);
+  CHECK(pool_bytes(*mine, (*blocks)[0], mine->block_stride_bytes()) == before);
+  std::vector<float> out(kDim);
+  const int32_t one = 1;
+  AttendBatch batch;
+  batch.q = rows(kv);
+  batch.out = rows(out);
+  batch.q_lens = batch.seq_lens = std::span(&one, 1);
+  batch.block_table = std::span(&(*blocks)[0].id, 1);
+  batch.block_table_stride = 1;
+  CHECK(theirs->attend(0, batch).code() == ErrorCode::kPermissionDenied);
+  CHECK(mine->append(0, rows(kv), rows(kv), std::span(&slot, 1)).ok());
+  CHECK(mine->attend(0, batch).ok());
+  // Released, the block is nobody's.
+  REQUIRE(mine->release(*blocks).ok());
+  CHECK(mine->append(0, rows(kv), rows(kv), std::span(&slot, 1)).code() ==
+        ErrorCode::kPermissionDenied);
+}
+
+TEST_CASE("slots and shapes that do not fit the pool are refused in both executions") {
+  Node node;
+  Client client = node.connect();
+  for (const Execution execution : {Execution::kInProcess, Execution::kOnRequest}) {
+    auto pool = client.open_pool(small_pool("p", execution));
+    REQUIRE(pool.ok());
+    auto blocks = pool->allocate(8);
+    REQUIRE(blocks.ok());
+    std::vector<float> kv(2 * kDim, 1.0f);
+    const auto append = [&](const TensorView& k, std::vector<int64_t> slots, int layer = 0) {
+      return pool->append(layer, k, rows(kv), slots).code();
+    };
+    CHECK(append(rows(kv), {0, 128}) == ErrorCode::kInvalidArgument);  // 8 blocks of 16
+    CHECK(append(rows(kv), {0, 1, 2}) == ErrorCode::kInvalidArgument);
+    CHECK(append(rows(kv), {0, 1}, 2) == ErrorCode::kInvalidArgument);
+    CHECK(append(rows(kv, 2), {0}) == ErrorCode::kInvalidArgument);
+    CHECK(append(rows(kv), {-1, -1}) == ErrorCode::kOk);
+    CHECK(append(rows(kv), {0}) == ErrorCode::kOk);
+    CHECK(pool->release(*blocks).ok());
+  }
+}
+
+TEST_CASE("calls survive the death of the executor") {
+  Node node;
+  Client client = node.connect();
+  auto pool = client.open_pool(small_pool("p", Execution::kOnRequest, KvFormat::kBf16, 64));
+  REQUIRE(pool.ok());
+  Sequence sequence = pool->begin_sequence();
+  std::vector<float> kv(kDim);
+  std::vector<float> q(kDim, 0.0f);
+  std::vector<float> out(kDim);
+  double sum = 0.0;
+  for (int token = 0; token < 60; ++token) {
+    REQUIRE(sequence.extend(1).ok());
+    std::fill(kv.begin(), kv.end(), static_cast<float>(token));
+    if (token % 20 == 10) {
+      const auto pid = node.ctl({"status"})["executor_pid"].get<pid_t>();
+      if (pid > 0) ::kill(pid, SIGKILL);
+    }
+    REQUIRE(sequence.append(0, rows(kv), rows(kv)).ok());
+    REQUIRE(sequence.attend(0, rows(q), rows(out)).ok());
+    sum += token;
+    CHECK(out[0] == doctest::Approx(sum / (token + 1)));
+  }
+  CHECK(node.ctl({"status"})["executor_restarts"].get<int>() >= 2);
+  node.await_ready();
+}
+
+// The raw ring, for records that the library would not make.
+struct RawSession {
+  explicit RawSession(const Node& node)
+      : control([&] {
+          protocol::Connect hello;
+          hello.tenant = "default";
+          hello.role = "append";
+          hello.arena_bytes = protocol::kMinArenaBytes;
+          return ControlConnection::connect(node.socket(), hello, std::chrono::seconds(10)).value();
+        }()),
+        ring(RequestRing::open(control.take_fds(), control.session().arena_bytes).value()) {}
+
+  Status run(const protocol::Submission& record) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    REQUIRE(ring.start(deadline).ok());
+    return ring.run(record, deadline);
+  }
+
+  ControlConnection control;
+  RequestRing ring;
+};
+
+TEST_CASE("hostile records are refused by field, and the ring goes on") {
+  Node node;
+  Client client = node.connect();
+  auto pool = client.open_pool(small_pool("p", Execution::kOnRequest));
+  REQUIRE(pool.ok());
+  RawSession raw(node);
+  protocol::Submission good;
+  good.op = static_cast<uint32_t>(protocol::Op::kAppend);
+  good.pool = node.ctl({"pools"})[0]["pool"];
+  CHECK(raw.run(good).code() == ErrorCode::kNotFound);  // not open in this session
+  protocol::GroupSpec spec;
+  spec.name = "attention";
+  spec.block_tokens = 16;
+  spec.num_blocks = 8;
+  protocol::AttentionGroup attention;
+  attention.num_layers = 2;
+  attention.num_kv_heads = 1;
+  attention.k_dim = attention.v_dim = kDim;
+  attention.k_format = attention.v_format = "nvfp4";
+  spec.kind = attention;
+  REQUIRE(raw.control.call(protocol::OpenPool{{"p", "test", {spec}}}).ok());
+  good.first.dtype = good.second.dtype = static_cast<uint32_t>(Dtype::kFp32);
+  good.first.offset_bytes = good.second.offset_bytes = protocol::kArenaDataOffset;
+  good.first.shape = good.second.shape = {1, 1, kDim};
+  good.first.strides = good.second.strides = {kDim, kDim, 1};
+  good.slots = {protocol::kArenaDataOffset, 0};
+  REQUIRE(raw.run(good).to_string() == "OK");
+  const auto refused = [&](auto change, const char* word) {
+    protocol::Submission bad = good;
+    change(bad);
+    const Status status = raw.run(bad);
+    INFO(word, ": ", status.to_string());
+    CHECK(!status.ok());
+    CHECK(status.message().find(word) != std::string::npos);
+  };
+  using S = protocol::Submission;
+  constexpr auto kHuge = std::numeric_limits<int64_t>::max();
+  refused([](S& s) { s.op = 77; }, "op is 77");
+  refused([](S& s) { s.layer = 2; }, "layer is 2");
+  refused([](S& s) { s.group = 1; }, "group is 1");
+  refused([](S& s) { s.flags = 0x80; }, "flags");
+  refused([](S& s) { s.reserved[7] = 1; }, "reserved");
+  refused([](S& s) { s.wait_word = 64; }, "wait_word is 64");
+  refused([](S& s) { s.signal_word = 64; }, "signal_word is 64");
+  refused([](S& s) { s.first.memory = 1; }, "k.memory is 1");
+  refused([](S& s) { s.first.dtype = 9; }, "k.dtype is 9");
+  refused([](S& s) { s.first.shape = {-1, 1, kDim}; }, "k");
+  refused([](S& s) { s.first.shape = {kHuge, kHuge, kDim}; }, "k");
+  refused(
+      [](S& s) {
+        s.first.shape[0] = 2;
+        s.first.strides[0] = kHuge;
+      },
+      "k");
+  refused(
+      [](S& s) {
+        s.first.shape[0] = 2;
+        s.first.strides[0] = -1000000;
+      },
+      "k");
+  refused([](S& s) { s.first.offset_bytes = 0; }, "k");  // the header
+  refused([](S& s) { s.first.offset_bytes = protocol::kMinArenaBytes - 4; }, "k");
+  refused([](S& s) { s.first.offset_bytes = ~uint64_t{0} - 3; }, "k");
+  refused([](S& s) { s.first.offset_bytes += 2; }, "k");  // misaligned
+  refused([](S& s) { s.slots = {protocol::kMinArenaBytes, 1}; }, "slots");
+  refused([](S& s) { s.slots.count = ~uint64_t{0}; }, "slots");
+  refused(
+      [](S& s) {
+        s.op = 2;
+        s.q_lens = {protocol::kArenaDataOffset, 1};
+      },
+      "seq_lens");
+  refused(
+      [](S& s) {
+        s.op = 2;
+        s.lse = {protocol::kArenaDataOffset, 5};
+      },
+      "lse has 5");
+  refused(
+      [](S& s) {
+        s.op = 2;
+        s.block_table.count = 1;
+      },
+      "block_table 1");
+  refused(
+      [](S& s) {
+        s.op = 2;
+        s.block_table_stride = ~uint64_t{0};
+      },
+      "stride");
+  CHECK(raw.run(good).ok());
+  CHECK(node.ctl({"status"})["executor_restarts"] == 0);
+}
+
+TEST_CASE("a session whose ring indices make no sense is ended, others are not") {
+  Node node;
+  Client client = node.connect();
+  auto pool = client.open_pool(small_pool("p", Execution::kOnRequest));
+  REQUIRE(pool.ok());
+  {
+    protocol::Connect hello;
+    hello.tenant = "default";
+    hello.role = "append";
+    hello.arena_bytes = protocol::kMinArenaBytes;
+    auto control =
+        ControlConnection::connect(node.socket(), hello, std::chrono::seconds(10)).value();
+    const std::vector<OwnFd> fds = control.take_fds();
+    const SharedMapping mapping =
+        SharedMapping::map(fds[0].get(), static_cast<int64_t>(protocol::kMinArenaBytes), true);
+    auto* header = reinterpret_cast<protocol::ArenaHeader*>(mapping.data());
+    header->submit_tail = 0x80000000u;
+    const uint64_t one = 1;
+    REQUIRE(::write(fds[1].get(), &one, sizeof one) == sizeof one);
+    CHECK(eventually([&] { return !control.call(protocol::GetStatus{}).ok(); }));
+  }
+  CHECK(pool->allocate(1).ok());
+  std::vector<float> kv(kDim, 1.0f);
+  const int64_t skip = -1;
+  CHECK(pool->append(0, rows(kv), rows(kv), std::span(&skip, 1)).ok());
+}
+
+}  // namespace
+}  // namespace larder::test

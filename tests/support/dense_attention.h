@@ -1,0 +1,35 @@
+// Attention in float64 over dense K and V, written from the formulas: the judge of every kernel.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace larder::test {
+
+// One sequence. Its q_len rows are its last q_len tokens.
+struct DenseAttention {
+  int64_t q_len = 0;
+  int64_t seq_len = 0;
+  int64_t num_q_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t k_dim = 0;
+  int64_t v_dim = 0;
+  std::vector<double> q;  // [q_len, num_q_heads, k_dim]
+  std::vector<double> k;  // [seq_len, num_kv_heads, k_dim]
+  std::vector<double> v;  // [seq_len, num_kv_heads, v_dim]
+  double scale = 1.0;
+  bool causal = true;
+  int64_t window_left = -1;
+};
+
+struct DenseResult {
+  std::vector<double> out;  // [q_len, num_q_heads, v_dim]; 0 where a row sees no key
+  std::vector<double> lse;  // [q_len, num_q_heads]; natural log, -inf where a row sees no key
+};
+
+DenseResult dense_attention(const DenseAttention& call);
+
+// |a - b| / |b| over all elements; 0 if both are all zeros, infinite if only b is.
+double relative_l2(const std::vector<double>& a, const std::vector<double>& b);
+
+}  // namespace larder::test

@@ -1,0 +1,160 @@
+// A state machine as tests drive it: requests by value, replies by type, segments made at once
+// unless a test wants to make them itself, and the figures recounted after every event.
+#pragma once
+
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "allocator/state_machine.h"
+
+namespace larder::test {
+
+template <typename T>
+std::vector<T> effects_of(const Effects& effects) {
+  std::vector<T> found;
+  for (const Effect& effect : effects)
+    if (const T* specific = std::get_if<T>(&effect)) found.push_back(*specific);
+  return found;
+}
+
+inline PoolSpec small_pool(int64_t num_blocks, int32_t block_tokens = 4) {
+  return {"pool",
+          "model@1",
+          {{"k_format", "nvfp4"}, {"layers", "36"}},
+          {{"main", 18432, num_blocks, block_tokens}}};
+}
+
+class MachineDriver {
+ public:
+  explicit MachineDriver(int64_t memory_bytes = int64_t{1} << 40)
+      : machine({memory_bytes, {{"a", "salt of a"}, {"b", "salt of b"}}}) {}
+
+  Effects apply(const Event& event) {
+    Effects carried_out = machine.apply(event, now_us);
+    machine.check_consistency();
+    return carried_out;
+  }
+
+  SessionId open_session(const std::string& tenant = "a", Role role = Role::kAppend) {
+    const SessionId session{++last_session_};
+    REQUIRE(apply(OpenSession{session, tenant, role}).empty());
+    return session;
+  }
+
+  // The reply that one event brings at once.
+  template <typename Request>
+  ReplyBody ask(Request request) {
+    request.request = ++last_request_;
+    effects = apply(request);
+    const auto replies = effects_of<Reply>(effects);
+    REQUIRE(replies.size() == 1);
+    REQUIRE(replies[0].request == last_request_);
+    REQUIRE(std::holds_alternative<Reply>(effects.back()));
+    return replies[0].body;
+  }
+
+  template <typename Body, typename Request>
+  Body expect(const Request& request) {
+    ReplyBody body = ask(request);
+    if (const Status* status = std::get_if<Status>(&body)) FAIL(status->to_string());
+    REQUIRE(std::holds_alternative<Body>(body));
+    return std::get<Body>(body);
+  }
+
+  // The request is refused, and nothing has changed.
+  template <typename Request>
+  Status refused(const Request& request) {
+    const std::string before = snapshot();
+    const ReplyBody body = ask(request);
+    REQUIRE(std::holds_alternative<Status>(body));
+    CHECK(snapshot() == before);
+    CHECK(effects.size() == 1);
+    return std::get<Status>(body);
+  }
+
+  // Opens a pool and makes its segments.
+  PoolOpened open_pool(SessionId session, const PoolSpec& spec) {
+    Effects opened = apply(OpenPool{++last_request_, session, spec});
+    for (const CreateSegment& create : effects_of<CreateSegment>(opened))
+      for (Effect& effect : apply(SegmentCreated{create.segment, {}})) opened.push_back(effect);
+    const auto replies = effects_of<Reply>(opened);
+    REQUIRE(replies.size() == 1);
+    if (const auto* status = std::get_if<Status>(&replies[0].body)) FAIL(status->to_string());
+    return std::get<PoolOpened>(replies[0].body);
+  }
+
+  std::vector<BlockRef> allocate(SessionId session, PoolId pool, int64_t num_blocks) {
+    return expect<BlocksAllocated>(Allocate{0, session, pool, 0, num_blocks}).blocks;
+  }
+  void release(SessionId session, PoolId pool, std::vector<BlockRef> blocks) {
+    expect<Done>(Release{0, session, pool, 0, std::move(blocks)});
+  }
+  std::vector<BlockRef> publish(SessionId session, PoolId pool, std::vector<int32_t> tokens,
+                                std::vector<BlockRef> blocks) {
+    return expect<BlocksPublished>(
+               Publish{0, session, pool, "", std::move(tokens), std::move(blocks), {}})
+        .blocks;
+  }
+  PrefixFound look_up(SessionId session, PoolId pool, std::vector<int32_t> tokens,
+                      bool hold = false) {
+    return expect<PrefixFound>(Lookup{0, session, pool, "", std::move(tokens), {}, hold});
+  }
+
+  PoolStats pool_stats(PoolId pool) const {
+    for (const PoolStats& stats : machine.pool_stats())
+      if (stats.pool == pool) return stats;
+    FAIL("no such pool");
+    return {};
+  }
+  GroupStats group_stats(PoolId pool) const { return pool_stats(pool).groups.at(0); }
+  SessionStats session_stats(SessionId session) const {
+    for (const SessionStats& stats : machine.session_stats())
+      if (stats.session == session) return stats;
+    FAIL("no such session");
+    return {};
+  }
+
+  // Everything that can be seen, except the counters of lookups.
+  std::string snapshot() const {
+    std::ostringstream text;
+    text << machine.physical_bytes();
+    for (const PoolStats& pool : machine.pool_stats()) {
+      text << "\npool " << value(pool.pool) << ' ' << pool.creating << ' ' << pool.num_sessions
+           << ' ' << pool.allocated_blocks_total << ' ' << pool.evicted_blocks_total << ' '
+           << pool.published_blocks_total;
+      for (const GroupStats& group : pool.groups)
+        text << ' ' << group.free << ' ' << group.open << ' ' << group.published << ' '
+             << group.cached << ' ' << group.quarantined;
+      for (uint64_t word : machine.owner_words(pool.pool, 0)) text << ' ' << word;
+    }
+    for (const SessionStats& session : machine.session_stats())
+      text << "\nsession " << value(session.session) << ' ' << session.num_pools << ' '
+           << session.open_blocks << ' ' << session.holds;
+    return text.str();
+  }
+
+  StateMachine machine;
+  int64_t now_us = 0;
+  Effects effects;  // of the last request
+
+ private:
+  uint64_t last_session_ = 0;
+  uint64_t last_request_ = 0;
+};
+
+// The status has this code, and its sentence contains all of these.
+inline void check_status(const Status& status, ErrorCode code,
+                         const std::vector<std::string>& parts) {
+  INFO(status.to_string());
+  CHECK(status.code() == code);
+  for (const std::string& part : parts)
+    CHECK_MESSAGE(status.message().find(part) != std::string::npos, part);
+}
+
+}  // namespace larder::test
