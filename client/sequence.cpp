@@ -65,10 +65,14 @@ Result<int64_t> Sequence::adopt_prefix(std::span<const int32_t> tokens,
 
 Status Sequence::extend(int64_t num_tokens) {
   const int64_t block_tokens = impl_->block_tokens();
+  if (num_tokens < 0)
+    return {ErrorCode::kInvalidArgument, "num_tokens is " + std::to_string(num_tokens)};
   const int64_t longest = impl_->pool->layout.num_blocks * block_tokens;
-  if (num_tokens < 0 || num_tokens > longest)
-    return {ErrorCode::kInvalidArgument, "num_tokens is " + std::to_string(num_tokens) + ", 0 to " +
-                                             std::to_string(longest) + " fit the pool"};
+  if (num_tokens > longest - impl_->num_tokens)
+    return {ErrorCode::kResourceExhausted,
+            "the sequence has " + std::to_string(impl_->num_tokens) + " tokens and asks for " +
+                std::to_string(num_tokens) + " more; the whole pool holds " +
+                std::to_string(longest)};
   const int64_t needed = (impl_->num_tokens + num_tokens + block_tokens - 1) / block_tokens -
                          static_cast<int64_t>(impl_->blocks.size());
   if (needed > 0) {

@@ -1,5 +1,6 @@
 #include "daemon/connection.h"
 
+#include <chrono>
 #include <fcntl.h>
 
 #include <boost/asio/post.hpp>
@@ -12,6 +13,7 @@ namespace {
 
 // So many messages of one peer are read before others get their turn.
 constexpr int kMessagesPerTurn = 16;
+constexpr auto kFdsPause = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -22,7 +24,7 @@ OwnFd duplicate(int fd) {
 }
 
 Connection::Connection(boost::asio::io_context& loop, OwnFd socket, size_t max_queued)
-    : socket_(loop, socket.get()), max_queued_(max_queued) {
+    : socket_(loop, socket.get()), pause_(loop), max_queued_(max_queued) {
   socket.release();  // the descriptor object owns it from here on
 }
 
@@ -73,14 +75,24 @@ void Connection::wait_writable() {
   writing_ = true;
   socket_.async_wait(boost::asio::posix::stream_descriptor::wait_write,
                      [self = shared_from_this()](const boost::system::error_code& error) {
-                       self->writing_ = false;
-                       if (error) return;
-                       while (!self->queue_.empty() && self->is_open()) {
-                         if (!self->try_send(self->queue_.front())) break;
-                         self->queue_.pop_front();
-                       }
-                       if (!self->queue_.empty() && self->is_open()) self->wait_writable();
+                       if (!error) self->write_some();
                      });
+}
+
+void Connection::write_some() {
+  bool sent_any = false;
+  while (!queue_.empty() && try_send(queue_.front())) {
+    queue_.pop_front();
+    sent_any = true;
+  }
+  writing_ = !queue_.empty() && is_open();
+  if (!writing_) return;
+  if (sent_any) return wait_writable();
+  // Writable and yet full: too many fds of ours are under way to peers that do not read.
+  pause_.expires_after(kFdsPause);
+  pause_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+    if (!error && self->is_open()) self->wait_writable();
+  });
 }
 
 bool Connection::try_send(const Outgoing& message) {
@@ -94,6 +106,7 @@ bool Connection::try_send(const Outgoing& message) {
 void Connection::close() {
   boost::system::error_code ignored;
   socket_.close(ignored);
+  pause_.cancel();
   queue_.clear();
 }
 

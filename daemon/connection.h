@@ -11,6 +11,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include "larder/own_fd.h"
 #include "protocol/channel.h"
@@ -47,10 +48,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void wait_readable();
   void read_some();
   void wait_writable();
+  void write_some();
   bool try_send(const Outgoing& message);  // false: the socket is full
   void end();
 
   boost::asio::posix::stream_descriptor socket_;
+  boost::asio::steady_timer pause_;
   size_t max_queued_;
   Handlers handlers_;
   std::deque<Outgoing> queue_;

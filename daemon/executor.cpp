@@ -100,6 +100,7 @@ void Executor::handle(const protocol::AddSession& command, std::vector<OwnFd> fd
   LARDER_CHECK(fds.size() == 2, fds.size());
   auto ring = std::make_unique<Ring>(loop_, map_arena(fds[0].get(), command.arena_bytes),
                                      std::move(fds[1]));
+  ring->pools.insert(command.pools.begin(), command.pools.end());
   rings_.insert_or_assign(command.session, std::move(ring));
   run_ring(command.session);
 }

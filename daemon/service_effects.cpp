@@ -206,10 +206,9 @@ void Service::tell_executor_session(const Session& session) {
   std::vector<OwnFd> fds;
   fds.push_back(duplicate(session.arena->fd()));
   fds.push_back(duplicate(session.arena->eventfd()));
-  executor_.send(protocol::AddSession{value(session.id), session.arena->size_bytes()},
-                 std::move(fds));
-  for (const PoolId pool : session.pools)
-    executor_.send(protocol::AttachPool{value(session.id), value(pool)});
+  protocol::AddSession command{value(session.id), session.arena->size_bytes(), {}};
+  for (const PoolId pool : session.pools) command.pools.push_back(value(pool));
+  executor_.send(command, std::move(fds));
 }
 
 void Service::on_executor_died(int deaths_in_a_row) {

@@ -24,7 +24,7 @@ Result<std::vector<T>> copy_table(const char* field, const protocol::Arena& aren
     return invalid(std::string(field) + " has " + std::to_string(array.count) +
                    " entries, at most " + std::to_string(max_count) + " are allowed");
   const uint64_t bytes = array.count * sizeof(T);
-  if (!arena.holds(array.offset_bytes, bytes))
+  if (bytes > 0 && !arena.holds(array.offset_bytes, bytes))
     return invalid(std::string(field) + ": " + std::to_string(bytes) + " bytes at offset " +
                    std::to_string(array.offset_bytes) + " are not in the arena's data part");
   std::vector<T> table(array.count);

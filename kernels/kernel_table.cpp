@@ -94,8 +94,15 @@ Status validate_geometry(const AttentionGeometry& geometry, Encoder encoder) {
   return {};
 }
 
+// Validation does without it, so that a call can be checked where the pool is not mapped.
+static Status check_mapped(const LayerView& layer) {
+  if (layer.num_blocks == 0 || layer.base != nullptr) return {};
+  return refuse(ErrorCode::kInvalidArgument, "base is null with ", layer.num_blocks, " blocks");
+}
+
 Status run_append(const AppendParams& params) {
   if (Status s = validate_append(params); !s.ok()) return s;
+  if (Status s = check_mapped(params.layer); !s.ok()) return s;
   const auto row = choose(append_kernels(), params);
   if (!row) return row.status();
   row.value()->launch(params);
@@ -104,6 +111,7 @@ Status run_append(const AppendParams& params) {
 
 Status run_attend(const AttendParams& params) {
   if (Status s = validate_attend(params); !s.ok()) return s;
+  if (Status s = check_mapped(params.layer); !s.ok()) return s;
   const auto row = choose(attend_kernels(), params);
   if (!row) return row.status();
   row.value()->launch(params);

@@ -29,8 +29,6 @@ Status validate_layer(const LayerView& layer) {
   if (layer.block_stride_bytes < layer.page.page_bytes)
     return refuse(kInvalid, "block_stride_bytes is ", layer.block_stride_bytes, ": a page has ",
                   layer.page.page_bytes);
-  if (layer.num_blocks > 0 && layer.base == nullptr)
-    return refuse(kInvalid, "base is null with ", layer.num_blocks, " blocks");
   int64_t unused = 0;
   if (__builtin_mul_overflow(layer.num_blocks, layer.block_stride_bytes, &unused) ||
       __builtin_mul_overflow(layer.num_blocks, int64_t{layer.geometry.block_tokens}, &unused))

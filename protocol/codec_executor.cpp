@@ -29,6 +29,7 @@ struct CommandWriter {
     auto to = out.initAddSession();
     to.setSession(body.session);
     to.setArenaBytes(body.arena_bytes);
+    write_numbers(to.initPools(size32(body.pools.size())), body.pools);
   }
   void operator()(const AttachPool& body) {
     auto to = out.initAttachPool();
@@ -101,7 +102,8 @@ ExecutorCommand read_command(Reading& reading, wire::ExecutorCommand::Reader rea
     case wire::ExecutorCommand::ADD_SESSION: {
       const auto from = reader.getAddSession();
       reading.known_fields_only<wire::AddSession>("add_session", from);
-      return AddSession{from.getSession(), reading.arena_bytes(from.getArenaBytes())};
+      return AddSession{from.getSession(), reading.arena_bytes(from.getArenaBytes()),
+                        reading.numbers("pools", from.getPools(), kMaxPools)};
     }
     case wire::ExecutorCommand::ATTACH_POOL: {
       const auto from = reader.getAttachPool();

@@ -28,6 +28,7 @@ struct DropPool {
 struct AddSession {  // fds: arena memfd, wake-up eventfd
   uint64_t session = 0;
   uint64_t arena_bytes = 0;
+  std::vector<uint64_t> pools;  // open in it already: its ring is served from now on
 };
 struct AttachPool {
   uint64_t session = 0;

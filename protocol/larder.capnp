@@ -276,7 +276,11 @@ struct AddGroup {
   layout @3 :GroupLayout;
 }
 struct AddSegments { pool @0 :UInt64; group @1 :UInt32; sizeBytes @2 :List(Int64); }
-struct AddSession { session @0 :UInt64; arenaBytes @1 :UInt64; }
+struct AddSession {
+  session @0 :UInt64;
+  arenaBytes @1 :UInt64;
+  pools @2 :List(UInt64);           # open in it already: its ring is served from now on
+}
 struct SessionPool { session @0 :UInt64; pool @1 :UInt64; }
 struct Drain { session @0 :UInt64; ticket @1 :UInt64; }
 struct CopyBlocks {

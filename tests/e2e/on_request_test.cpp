@@ -202,8 +202,8 @@ TEST_CASE("calls survive the death of the executor") {
       const auto pid = node.ctl({"status"})["executor_pid"].get<pid_t>();
       if (pid > 0) ::kill(pid, SIGKILL);
     }
-    REQUIRE(sequence.append(0, rows(kv), rows(kv)).ok());
-    REQUIRE(sequence.attend(0, rows(q), rows(out)).ok());
+    REQUIRE(sequence.append(0, rows(kv), rows(kv)).to_string() == "OK");
+    REQUIRE(sequence.attend(0, rows(q), rows(out)).to_string() == "OK");
     sum += token;
     CHECK(out[0] == doctest::Approx(sum / (token + 1)));
   }
@@ -314,7 +314,7 @@ TEST_CASE("hostile records are refused by field, and the ring goes on") {
   refused(
       [](S& s) {
         s.op = 2;
-        s.block_table.count = 1;
+        s.block_table = {protocol::kArenaDataOffset, 1};
       },
       "block_table 1");
   refused(

@@ -98,7 +98,7 @@ TEST_CASE("pools that no kernel serves are refused with the field") {
   refused([](O& o) { o.k_scales = {1e-50}; }, ErrorCode::kInvalidArgument, "k_scale");
   refused([](O& o) { o.v_scales = {1, 2, 3}; }, ErrorCode::kInvalidArgument, "v_scales");
   refused([](O& o) { o.num_blocks = 0; }, ErrorCode::kInvalidArgument, "num_blocks");
-  refused([](O& o) { o.num_blocks = 1 << 30; }, ErrorCode::kResourceExhausted, "available");
+  refused([](O& o) { o.num_blocks = 1 << 24; }, ErrorCode::kResourceExhausted, "available");
   refused([](O& o) { o.name = ""; }, ErrorCode::kInvalidArgument, "name");
   CHECK(node.ctl({"pools"}).empty());
 }
@@ -217,13 +217,13 @@ TEST_CASE("a client that is killed at any stage gives back what it held") {
       REQUIRE(::pipe(ready) == 0);
       const pid_t victim = ::fork();
       if (victim == 0) live_until(stage, node.socket(), execution, ready[1]);
+      ::close(ready[1]);  // so that a victim that dies early ends the read
       char byte = 0;
       REQUIRE(::read(ready[0], &byte, 1) == 1);
       if (stage >= Stage::kAllocated) CHECK(stats_of(*pool).free < 8);
       ::kill(victim, SIGKILL);
       ::waitpid(victim, nullptr, 0);
       ::close(ready[0]);
-      ::close(ready[1]);
       const int64_t kept = stage == Stage::kPublished ? 2 : 0;
       CHECK(eventually([&] {
         const PoolGroupStats stats = stats_of(*pool);

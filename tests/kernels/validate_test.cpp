@@ -92,7 +92,6 @@ TEST_CASE("append refuses a layer that cannot be") {
   refuse_append("num_blocks is -1", [](auto& c) { c.params.layer.num_blocks = -1; });
   refuse_append("num_blocks is 9223372036854775807",
                 [](auto& c) { c.params.layer.num_blocks = kMaxInt64; });
-  refuse_append("base is null", [](auto& c) { c.params.layer.base = nullptr; });
   refuse_append("k_scale is 0", [](auto& c) { c.params.layer.k_scale = 0; });
   refuse_append("v_scale is nan", [](auto& c) { c.params.layer.v_scale = std::nanf(""); });
 }

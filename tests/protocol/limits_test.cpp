@@ -239,7 +239,7 @@ TEST_CASE("numbers of requests have limits") {
   check_refused(status_of(arena(kMinArenaBytes - 1)), "arena_bytes", kMinArenaBytes - 1,
                 kMinArenaBytes);
   check_limit("arena_bytes", kMaxArenaBytes, [&](size_t n) { return status_of(arena(n)); });
-  check_refused(status_of_command(AddSession{1, 4096}), "arena_bytes", 4096, kMinArenaBytes);
+  check_refused(status_of_command(AddSession{1, 4096, {}}), "arena_bytes", 4096, kMinArenaBytes);
 }
 
 TEST_CASE("the id of a refused request is known") {
