@@ -23,7 +23,7 @@ MAY_INCLUDE = {
     "allocator": {"allocator"},
     "kernels": {"kernels"},
     "protocol": {"protocol"},
-    "daemon": {"daemon", "allocator", "kernels", "protocol"},
+    "daemon": {"daemon", "client", "allocator", "kernels", "protocol"},
     "client": {"client", "allocator", "kernels", "protocol"},
     "tests": {"tests", "allocator", "kernels", "protocol", "daemon", "client"},
 }

@@ -1,11 +1,11 @@
 // The main of every test program: doctest plus --seed=N.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <string_view>
+
+#include <doctest/doctest.h>
 
 #include "tests/support/random.h"
 
