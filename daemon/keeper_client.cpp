@@ -1,6 +1,7 @@
 #include "daemon/keeper_client.h"
 
 #include <cstring>
+#include <poll.h>
 
 #include "daemon/peer.h"
 #include "protocol/channel.h"
@@ -24,6 +25,12 @@ Result<KeeperClient> KeeperClient::connect(const std::string& path) {
                       ") belongs to another larderd, whose process lives");
   client.epoch_ = hello->reply.epoch;
   return client;
+}
+
+bool KeeperClient::connected() const {
+  if (!socket_.valid()) return false;
+  pollfd entry{socket_.get(), POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) == 0;
 }
 
 Result<KeeperClient::Answer> KeeperClient::call(KeeperOp op, uint64_t key,

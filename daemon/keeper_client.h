@@ -37,8 +37,8 @@ class KeeperClient {
 
   int64_t pid() const { return pid_; }
   uint64_t num_entries() const { return num_entries_; }  // as of the last call
-  // Whether the connection stands. Only a call finds out that it does not.
-  bool connected() const { return socket_.valid(); }
+  // Whether the connection stands, as far as can be seen without a call.
+  bool connected() const;
 
  private:
   struct Answer {

@@ -85,6 +85,8 @@ void Service::handle(Session& session, protocol::Request request) {
   if (!session.connected)
     return reply(session, id,
                  Status(ErrorCode::kInvalidArgument, "the first request must be connect"));
+  if (session.goodbye)
+    return reply(session, id, Status(ErrorCode::kInvalidArgument, "the session has said goodbye"));
   if (std::holds_alternative<protocol::Goodbye>(request.body)) {
     session.goodbye = true;
     return reply(session, id, protocol::Done{});
@@ -133,12 +135,6 @@ Status Service::check_access(const Session& session, const protocol::Connect& bo
     return {ErrorCode::kPermissionDenied, "role admin is for uid 0 and " +
                                               std::to_string(::geteuid()) + ", the client is uid " +
                                               std::to_string(session.peer.uid)};
-  if (body.arena_bytes != 0 &&
-      (body.arena_bytes < protocol::kMinArenaBytes || body.arena_bytes > protocol::kMaxArenaBytes))
-    return {ErrorCode::kInvalidArgument, "arena_bytes is " + std::to_string(body.arena_bytes) +
-                                             "; 0 or " + std::to_string(protocol::kMinArenaBytes) +
-                                             " to " + std::to_string(protocol::kMaxArenaBytes) +
-                                             " are allowed"};
   const auto connected =
       static_cast<size_t>(std::count_if(sessions_.begin(), sessions_.end(),
                                         [](const auto& entry) { return entry.second->connected; }));
@@ -272,13 +268,8 @@ Result<Event> Service::to_event(const Session& session, uint64_t ticket,
     return Event(ClosePool{ticket, session.id, PoolId{body->pool}});
   if (const auto* body = std::get_if<protocol::DestroyPool>(&request.body))
     return Event(DestroyPool{ticket, session.id, PoolId{body->pool}});
-  if (const auto* body = std::get_if<protocol::Allocate>(&request.body)) {
-    if (body->num_blocks > static_cast<int64_t>(protocol::kMaxBlocksPerMessage))
-      return Status(ErrorCode::kInvalidArgument,
-                    "num_blocks is " + std::to_string(body->num_blocks) + ", at most " +
-                        std::to_string(protocol::kMaxBlocksPerMessage) + " go in one request");
+  if (const auto* body = std::get_if<protocol::Allocate>(&request.body))
     return Event(Allocate{ticket, session.id, PoolId{body->pool}, body->group, body->num_blocks});
-  }
   if (const auto* body = std::get_if<protocol::Release>(&request.body))
     return Event(
         Release{ticket, session.id, PoolId{body->pool}, body->group, to_refs(body->blocks)});

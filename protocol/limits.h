@@ -11,7 +11,7 @@ namespace larder::protocol {
 inline constexpr uint32_t kMinVersion = 1;
 inline constexpr uint32_t kMaxVersion = 1;
 
-inline constexpr size_t kMaxMessageBytes = 128 * 1024;
+inline constexpr size_t kMaxMessageBytes = size_t{128} * 1024;
 inline constexpr size_t kMaxFdsPerMessage = 64;
 inline constexpr size_t kMaxNestingLevels = 16;
 
@@ -28,7 +28,7 @@ inline constexpr size_t kMaxIdentityFields = 256;
 inline constexpr size_t kMaxIdentityValueBytes = 256;
 inline constexpr size_t kMaxCapabilities = 512;
 inline constexpr size_t kMaxCapabilityTextBytes = 32;
-inline constexpr size_t kMaxTokensInline = 24 * 1024;
+inline constexpr size_t kMaxTokensInline = size_t{24} * 1024;
 inline constexpr size_t kMaxTokensInArena = size_t{4} << 20;
 inline constexpr size_t kMaxExtraBytesPerBlock = 1024;
 

@@ -155,6 +155,7 @@ Result<SafetensorsEntry> parse_entry(const json& value, const std::string& where
 Status check_tiling(const std::string& path, const std::map<std::string, SafetensorsEntry>& tensors,
                     int64_t data_bytes) {
   std::vector<std::pair<const std::string*, const SafetensorsEntry*>> order;
+  order.reserve(tensors.size());
   for (const auto& [name, entry] : tensors) order.emplace_back(&name, &entry);
   std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return std::pair(a.second->offset_bytes, a.second->size_bytes) <

@@ -20,7 +20,7 @@ TEST_CASE("a block is padded to a multiple of a power of two, by less than one p
   CHECK(padded_block_bytes(129) == 130);
   CHECK(padded_block_bytes(18432) == 18432);  // 16 tokens, 8 heads of 128, K and V, NVFP4: 72 * 256
   CHECK(padded_block_bytes(36864) == 36864);  // MLA: 64 rows of 576 bytes
-  CHECK(padded_block_bytes(64 * 656) == 41984);  // 656 bytes a row: 82 * 512
+  CHECK(padded_block_bytes(int64_t{64} * 656) == 41984);  // 656 bytes a row: 82 * 512
   CHECK(padded_block_bytes(18433) == 18688);
   CHECK(padded_block_bytes(kMaxExtentBytes) == kMaxExtentBytes);
 }

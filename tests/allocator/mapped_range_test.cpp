@@ -50,7 +50,7 @@ TEST_CASE("a range that goes gives back its addresses, and moving keeps them") {
     range.map(segment.fd.get(), kSize, true);
     base = range.base();
     MappedRange moved(std::move(range));
-    CHECK(range.base() == nullptr);
+    CHECK(range.base() == nullptr);  // NOLINT(bugprone-use-after-move): it must be empty
     MappedRange assigned;
     assigned = std::move(moved);
     CHECK(assigned.base() == base);
@@ -92,7 +92,7 @@ TEST_CASE("a shared mapping is one fd, mapped whole, until it goes") {
     const SharedMapping reader = SharedMapping::map(segment.fd.get(), 4096, false);
     CHECK(reader.data()[5] == std::byte{9});
     const SharedMapping moved(std::move(writer));
-    CHECK(writer.data() == nullptr);
+    CHECK(writer.data() == nullptr);  // NOLINT(bugprone-use-after-move): it must be empty
     CHECK(moved.size_bytes() == 4096);
     address = moved.data();
     CHECK(is_mapped(address));

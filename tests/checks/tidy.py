@@ -70,7 +70,7 @@ class Source:
     def check(self) -> subprocess.CompletedProcess:
         # GCC's flags are in the command; what clang alone would warn about is not asked for here.
         return subprocess.run(
-            [CLANG_TIDY, "-p", str(self.build), "--quiet", "--extra-arg=-Wno-everything",
+            [CLANG_TIDY, "-p", str(self.build / "tidy"), "--quiet", "--extra-arg=-Wno-everything",
              f"--header-filter=^{ROOT}/({'|'.join(FOLDERS)})/", self.path],
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
 
@@ -87,9 +87,22 @@ def news(output: str, told: Set[str]) -> str:
     return "\n".join(kept)
 
 
+def without_precompiled_headers(build: Path) -> List[dict]:
+    """The compile commands as clang can use them: GCC's precompiled headers are nothing to it, and
+    without them each source shows whether it includes what it uses. Written to build/tidy."""
+    entries = json.loads((build / "compile_commands.json").read_text())
+    for entry in entries:
+        entry["command"] = re.sub(r" -fpch-preprocess\b| -Winvalid-pch\b| -include \S*cmake_pch\S*",
+                                  "", entry["command"])
+    entries = [entry for entry in entries if "cmake_pch" not in entry["file"]]
+    (build / "tidy").mkdir(exist_ok=True)
+    (build / "tidy" / "compile_commands.json").write_text(json.dumps(entries))
+    return entries
+
+
 def our_sources(build: Path) -> List[Source]:
     dependencies = dependencies_by_object(build)
-    entries = json.loads((build / "compile_commands.json").read_text())
+    entries = without_precompiled_headers(build)
     sources = {}
     for entry in entries:
         source = Source(entry, build, dependencies)

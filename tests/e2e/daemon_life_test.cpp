@@ -155,6 +155,21 @@ TEST_CASE("larderd without a keeper says so and ends") {
   CHECK(output.stderr_text.find("none.sock") != std::string::npos);
 }
 
+TEST_CASE("without its keeper larderd is not ready and makes no pool, but serves what is there") {
+  Node node;
+  Client client = node.connect();
+  auto pool = client.open_pool(small_pool("p", Execution::kOnRequest));
+  REQUIRE(pool.ok());
+  node.keeper().signal(SIGKILL);
+  REQUIRE(node.keeper().wait_exit(5s).has_value());
+  CHECK(node.http("/readyz").find("the keeper is gone") != std::string::npos);
+  auto second = client.open_pool(small_pool("q", Execution::kOnRequest));
+  REQUIRE(!second.ok());
+  CHECK(second.status().code() == ErrorCode::kUnavailable);
+  CHECK(pool->allocate(1).ok());
+  CHECK(node.ctl({"pools"}).size() == 1);
+}
+
 TEST_CASE("metrics name every state of a pool from the first scrape on") {
   Node node;
   Client client = node.connect();

@@ -158,6 +158,14 @@ TEST_CASE("connections that come and go at any moment leave nothing") {
   CHECK(eventually([&] { return node.ctl({"sessions"}).size() == 1; }));
 }
 
+TEST_CASE("after goodbye a session asks for nothing more") {
+  Node node;
+  Wire wire(node);
+  REQUIRE(wire.refusal(wire.hello()) == ErrorCode::kOk);
+  CHECK(wire.refusal(protocol::Goodbye{}) == ErrorCode::kOk);
+  CHECK(wire.refusal(protocol::ListPools{}) == ErrorCode::kInvalidArgument);
+}
+
 TEST_CASE("a peer that does not read is dropped") {
   Node node;
   Wire wire(node);
