@@ -63,9 +63,7 @@ void Connection::send(protocol::Bytes bytes, std::vector<OwnFd> fds) {
   if (!is_open()) return;
   if (queue_.size() >= max_queued_) {
     spdlog::warn("event=slow_reader queued={}", queue_.size());
-    // Not from inside the caller, who may hold references into what on_closed destroys.
-    boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->end(); });
-    return;
+    return end_later();
   }
   queue_.push_back(std::move(message));
   if (!writing_) wait_writable();
@@ -100,7 +98,18 @@ bool Connection::try_send(const Outgoing& message) {
   fds.reserve(message.fds.size());
   for (const OwnFd& fd : message.fds) fds.push_back(fd.get());
   // A peer that is gone is noticed by the read side, which ends the connection.
-  return protocol::send(fd(), message.bytes, fds) != protocol::Sent::kFull;
+  try {
+    return protocol::send(fd(), message.bytes, fds) != protocol::Sent::kFull;
+  } catch (const SystemError& error) {
+    spdlog::warn("event=connection_broken error=\"{}\"", error.what());
+    end_later();
+    return true;
+  }
+}
+
+// Not from inside the caller, who may hold references into what on_closed destroys.
+void Connection::end_later() {
+  boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->end(); });
 }
 
 void Connection::close() {

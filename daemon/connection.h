@@ -51,6 +51,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void write_some();
   bool try_send(const Outgoing& message);  // false: the socket is full
   void end();
+  void end_later();
 
   boost::asio::posix::stream_descriptor socket_;
   boost::asio::steady_timer pause_;

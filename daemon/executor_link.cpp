@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
 
 #include "larder/system_error.h"
@@ -20,6 +24,7 @@ namespace {
 
 constexpr int kExecutorSocketFd = 3;
 constexpr size_t kMaxQueuedCommands = 65536;
+constexpr int kExitMs = 3000;
 constexpr auto kFirstRestartDelay = std::chrono::milliseconds(10);
 constexpr auto kLongestRestartDelay = std::chrono::milliseconds(1000);
 
@@ -69,8 +74,20 @@ void ExecutorLink::stop() {
   if (!running()) return;
   connection_->close();
   connection_.reset();
-  // It finishes its operation and exits by itself; the wait keeps it from outliving us unseen.
+  // It finishes its operation and exits by itself; one that takes too long is not waited for.
+  const OwnFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  pollfd entry{process.get(), POLLIN, 0};
+  if (::poll(&entry, 1, kExitMs) != 1) ::kill(static_cast<pid_t>(pid_), SIGKILL);
   ::waitpid(static_cast<pid_t>(pid_), nullptr, 0);
+}
+
+void ExecutorLink::restart() {
+  if (!running()) return;
+  connection_->close();
+  // Not from inside the caller, who is in the middle of telling the executor something.
+  boost::asio::post(loop_, [this] {
+    if (running() && !connection_->is_open()) died();
+  });
 }
 
 void ExecutorLink::spawn() {
@@ -88,7 +105,12 @@ void ExecutorLink::spawn() {
   connection_->start(
       {[this](protocol::Received received) { handle(std::move(received)); }, [this] { died(); }});
   spdlog::info("event=executor_started pid={}", pid_);
-  handlers_.on_started();
+  try {
+    handlers_.on_started();
+  } catch (const SystemError& error) {
+    spdlog::error("event=executor_not_told error=\"{}\"", error.what());
+    restart();
+  }
 }
 
 void ExecutorLink::send(const protocol::ExecutorCommand& command, std::vector<OwnFd> fds) {
@@ -142,12 +164,22 @@ void ExecutorLink::died() {
   ++deaths_in_a_row_;
   answer_drains();
   handlers_.on_died(deaths_in_a_row_);
-  if (stopping_) return;
+  if (!stopping_) start_later();
+}
+
+void ExecutorLink::start_later() {
   const auto delay = std::min<std::chrono::milliseconds>(
       kFirstRestartDelay * (1 << std::min(deaths_in_a_row_ - 1, 10)), kLongestRestartDelay);
   restart_timer_.expires_after(delay);
   restart_timer_.async_wait([this](const boost::system::error_code& error) {
-    if (!error && !stopping_) spawn();
+    if (error || stopping_) return;
+    try {
+      spawn();
+    } catch (const SystemError& failure) {  // no processes or descriptors: they may come back
+      spdlog::error("event=executor_not_started error=\"{}\"", failure.what());
+      ++deaths_in_a_row_;
+      start_later();
+    }
   });
 }
 

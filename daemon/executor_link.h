@@ -37,6 +37,8 @@ class ExecutorLink {
 
   void start(Handlers handlers);
   void stop();
+  // Ends the executor, if one runs, and starts another.
+  void restart();
   // Dropped while no executor runs; on_started sends what matters.
   void send(const protocol::ExecutorCommand& command, std::vector<OwnFd> fds = {});
   // Runs `then` when everything in the session's ring is done, at once if no executor runs.
@@ -51,6 +53,7 @@ class ExecutorLink {
   void spawn();
   void handle(protocol::Received received);
   void died();
+  void start_later();
   void answer_drains();
 
   boost::asio::io_context& loop_;

@@ -15,7 +15,7 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 
 constexpr auto kTimeout = std::chrono::seconds(5);
-constexpr size_t kMaxRequestBytes = 8 * 1024;
+constexpr size_t kMaxRequestBytes = size_t{8} * 1024;
 constexpr int kMaxConnections = 64;
 
 using Response = http::response<http::string_body>;
@@ -46,17 +46,19 @@ Response respond(const HttpServer::Pages& pages, const http::request<http::empty
   return response;
 }
 
+}  // namespace
+
 // One connection; it lives as long as a handler on the loop holds it.
-class Exchange : public std::enable_shared_from_this<Exchange> {
+class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
  public:
-  Exchange(asio::ip::tcp::socket socket, const HttpServer::Pages& pages, int& num_connections)
-      : stream_(std::move(socket)), pages_(pages), num_connections_(num_connections) {
-    ++num_connections_;
+  HttpExchange(asio::ip::tcp::socket socket, std::shared_ptr<HttpServer::State> state)
+      : stream_(std::move(socket)), state_(std::move(state)) {
+    ++state_->num_connections;
     parser_.header_limit(kMaxRequestBytes);
   }
-  ~Exchange() { --num_connections_; }
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
+  ~HttpExchange() { --state_->num_connections; }
+  HttpExchange(const HttpExchange&) = delete;
+  HttpExchange& operator=(const HttpExchange&) = delete;
 
   void run() {
     stream_.expires_after(kTimeout);
@@ -68,7 +70,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
  private:
   void answer() {
-    response_ = respond(pages_, parser_.get());
+    response_ = respond(state_->pages, parser_.get());
     stream_.expires_after(kTimeout);
     http::async_write(stream_, response_, [self = shared_from_this()](beast::error_code, size_t) {
       beast::error_code ignored;
@@ -80,25 +82,22 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   beast::flat_buffer buffer_{kMaxRequestBytes};
   http::request_parser<http::empty_body> parser_;
   Response response_;
-  const HttpServer::Pages& pages_;
-  int& num_connections_;
+  std::shared_ptr<HttpServer::State> state_;  // with the server
 };
-
-}  // namespace
 
 HttpServer::HttpServer(asio::io_context& loop, const std::string& address, uint16_t port,
                        Pages pages)
     : acceptor_(loop, {asio::ip::make_address(address), port}),
       port_(acceptor_.local_endpoint().port()),
-      pages_(std::move(pages)) {
+      state_(std::make_shared<State>(State{std::move(pages), 0})) {
   accept();
 }
 
 void HttpServer::accept() {
   acceptor_.async_accept([this](beast::error_code error, asio::ip::tcp::socket socket) {
     if (error == asio::error::operation_aborted) return;
-    if (!error && num_connections_ < kMaxConnections)
-      std::make_shared<Exchange>(std::move(socket), pages_, num_connections_)->run();
+    if (!error && state_->num_connections < kMaxConnections)
+      std::make_shared<HttpExchange>(std::move(socket), state_)->run();
     accept();
   });
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -27,12 +28,18 @@ class HttpServer {
   uint16_t port() const { return port_; }
 
  private:
+  friend class HttpExchange;
   void accept();
+
+  // Shared with the connections that are under way, which the loop may destroy after the server.
+  struct State {
+    Pages pages;
+    int num_connections = 0;
+  };
 
   boost::asio::ip::tcp::acceptor acceptor_;
   uint16_t port_;
-  Pages pages_;
-  int num_connections_ = 0;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace larder::daemon

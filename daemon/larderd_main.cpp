@@ -77,7 +77,7 @@ class Acceptor {
       try {
         protocol::prepare_socket(socket.get());
         service_.accept(std::move(socket));
-      } catch (const SystemError& error) {
+      } catch (const std::runtime_error& error) {  // ours and Asio's: only this client is lost
         spdlog::warn("event=accept_failed error=\"{}\"", error.what());
       }
       return wait();
@@ -98,12 +98,9 @@ class Acceptor {
 // The first signal drains, the second ends at once.
 class Shutdown {
  public:
-  Shutdown(asio::io_context& loop, Service& service, std::chrono::milliseconds grace)
-      : loop_(loop),
-        signals_(loop, SIGTERM, SIGINT),
-        timer_(loop),
-        service_(service),
-        grace_(grace) {
+  Shutdown(asio::io_context& loop, asio::signal_set& signals, Service& service,
+           std::chrono::milliseconds grace)
+      : loop_(loop), signals_(signals), timer_(loop), service_(service), grace_(grace) {
     wait();
   }
   int exit_code() const { return forced_ ? 1 : 0; }
@@ -128,7 +125,7 @@ class Shutdown {
   }
 
   asio::io_context& loop_;
-  asio::signal_set signals_;
+  asio::signal_set& signals_;
   asio::steady_timer timer_;
   Service& service_;
   std::chrono::milliseconds grace_;
@@ -137,13 +134,15 @@ class Shutdown {
 };
 
 int run(const Config& config) {
+  asio::io_context loop(1);
+  // Before anything is there that would have to be cleaned up.
+  asio::signal_set signals(loop, SIGTERM, SIGINT);
   auto keeper = KeeperClient::connect(config.keeper_socket_path);
   if (!keeper) return fail(keeper.status());
   if (Status status = empty_keeper(*keeper); !status.ok()) return fail(status);
   auto socket = SocketFile::bind(config.socket_path, config.socket_group);
   if (!socket) return fail(socket.status());
 
-  asio::io_context loop(1);
   Service service(loop, config, std::move(*keeper), executor_path(config));
   std::unique_ptr<HttpServer> http;
   if (config.http_port >= 0) {
@@ -155,7 +154,7 @@ int run(const Config& config) {
   }
   service.start();
   Acceptor acceptor(loop, socket->fd(), service);
-  Shutdown shutdown(loop, service, std::chrono::milliseconds(config.shutdown_grace_ms));
+  Shutdown shutdown(loop, signals, service, std::chrono::milliseconds(config.shutdown_grace_ms));
   spdlog::info("event=serving socket={} pid={}", config.socket_path, ::getpid());
   loop.run();
   return shutdown.exit_code();

@@ -125,8 +125,12 @@ void Service::on_message(SessionId id, protocol::Received received) {
     handle(*session, std::move(*decoded.request));
   } catch (const SystemError& error) {
     spdlog::error("event=request_failed session={} error=\"{}\"", value(id), error.what());
+    const int number = error.code().value();
+    const bool exhausted =
+        number == EMFILE || number == ENFILE || number == ENOMEM || number == ENOSPC;
     if (Session* still_there = find(id))
-      reply(*still_there, decoded.id, Status(ErrorCode::kInternal, error.what()));
+      reply(*still_there, decoded.id,
+            Status(exhausted ? ErrorCode::kResourceExhausted : ErrorCode::kInternal, error.what()));
   }
 }
 
@@ -137,6 +141,7 @@ void Service::on_closed(SessionId id) {
                session->client_name, session->goodbye);
   std::erase_if(pending_, [id](const auto& entry) { return entry.second.session == id; });
   if (!session->connected) {
+    executor_.send(protocol::DropSession{value(id)});
     sessions_.erase(id);
     if (draining_ && sessions_.empty() && drained_) drained_();
     return;

@@ -86,7 +86,14 @@ void Service::carry_out(Effect effect) {
   } else if (const auto* created = std::get_if<PoolCreated>(&effect)) {
     StoredPool& pool = *store_.find(created->pool);
     pool.created = true;
-    tell_executor_pool(created->pool, pool);
+    try {
+      tell_executor_pool(created->pool, pool);
+    } catch (const SystemError& error) {
+      // A fresh executor is told everything again, by when there may be descriptors.
+      spdlog::error("event=executor_not_told pool={} error=\"{}\"", value(created->pool),
+                    error.what());
+      executor_.restart();
+    }
     spdlog::info("event=pool_created pool={}", value(created->pool));
   } else if (const auto* destroyed = std::get_if<PoolDestroyed>(&effect)) {
     executor_.send(protocol::DropPool{value(destroyed->pool)});
@@ -107,9 +114,9 @@ void Service::carry_out(Effect effect) {
 }
 
 void Service::create_segment(const CreateSegment& effect) {
-  if (store_.find(effect.pool) == nullptr) add_staged_pool(effect.pool);
   Status status;
   try {
+    if (store_.find(effect.pool) == nullptr) add_staged_pool(effect.pool);
     Segment segment = create_host_segment("larder-pool", effect.size_bytes);
     status = deposit(effect, segment);
     if (status.ok()) {

@@ -154,6 +154,8 @@ void Service::connect(Session& session, uint64_t id, const protocol::Connect& bo
     fds.push_back(duplicate(session.arena->fd()));
     fds.push_back(duplicate(session.arena->eventfd()));
   }
+  // Everything that can fail comes before the session exists for the state machine.
+  if (session.arena) tell_executor_session(session);
   LARDER_CHECK(RAND_bytes(session.token.data(), static_cast<int>(session.token.size())) == 1);
   session.tenant = body.tenant;
   session.client_name = body.client_name;
@@ -161,7 +163,6 @@ void Service::connect(Session& session, uint64_t id, const protocol::Connect& bo
                                    kRoleNames.begin());
   session.connected = true;
   apply(OpenSession{session.id, session.tenant, session.role});
-  if (session.arena) tell_executor_session(session);
   spdlog::info("event=session_opened session={} tenant=\"{}\" client=\"{}\" pid={} role={}",
                value(session.id), session.tenant, session.client_name, session.peer.pid, body.role);
   const protocol::Connected connected{std::min(protocol::kMaxVersion, body.max_version),

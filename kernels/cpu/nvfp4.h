@@ -47,7 +47,7 @@ inline void encode_nvfp4_group_ref(const float* values /* [16] */, float global_
   for (int i = 0; i < kNvfp4GroupElements; ++i)
     if (std::fabs(values[i]) > amax) amax = std::fabs(values[i]);  // false for a NaN
   const Nvfp4Scale scale = nvfp4_scale(amax, global_scale);
-  for (int i = 0; i < kNvfp4GroupBytes; ++i) {
+  for (size_t i = 0; i < kNvfp4GroupBytes; ++i) {
     const int low = nvfp4_code(values[2 * i], scale.inverse);
     const int high = nvfp4_code(values[2 * i + 1], scale.inverse);
     data[i] = static_cast<std::byte>(low | high << 4);
@@ -60,7 +60,7 @@ inline void encode_nvfp4_group_ref(const float* values /* [16] */, float global_
 inline void decode_nvfp4_group_ref(const std::byte* data /* [8] */, std::byte scale_byte,
                                    float* values /* [16] */) {
   const float scale = kE4m3Values[std::to_integer<uint8_t>(scale_byte)];
-  for (int i = 0; i < kNvfp4GroupBytes; ++i) {
+  for (size_t i = 0; i < kNvfp4GroupBytes; ++i) {
     const auto pair = std::to_integer<uint8_t>(data[i]);
     values[2 * i] = e2m1_to_float(pair & 15) * scale;
     values[2 * i + 1] = e2m1_to_float(pair >> 4) * scale;

@@ -121,12 +121,12 @@ TEST_CASE("a wrong configuration is refused with the key and the value") {
       {"[[tenants]]\nname = \"a\"\nsecret = 1", "tenants.secret"},
       {"memory_bytes = ", "line 1"},
   };
-  for (const auto& [text, expected] : cases) {
-    std::ofstream(path, std::ios::trunc) << text << "\n";
+  for (const auto& wrong : cases) {
+    std::ofstream(path, std::ios::trunc) << wrong.first << "\n";
     const Output output = run({program("larderd"), "--config", path});
     CHECK(output.exit_code == 1);
-    INFO(text, " gave ", output.stderr_text);
-    CHECK(output.stderr_text.find(expected) != std::string::npos);
+    INFO(wrong.first, " gave ", output.stderr_text);
+    CHECK(output.stderr_text.find(wrong.second) != std::string::npos);
   }
   const Output missing = run({program("larderd"), "--config", folder.file("none.toml")});
   CHECK(missing.exit_code == 1);
