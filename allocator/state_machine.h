@@ -28,6 +28,7 @@ namespace larder {
 struct MachineConfig {
   int64_t memory_bytes = 0;                  // all pools together
   std::map<std::string, std::string> salts;  // tenant -> salt; an unknown tenant opens no pool
+  size_t max_pools = 1024;                   // of all tenants
 };
 
 class StateMachine {

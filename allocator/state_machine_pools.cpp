@@ -46,6 +46,10 @@ StateMachine::Answer StateMachine::create_pool(const OpenPool& event, const std:
     pool.layouts.push_back(std::move(*layout));
     pool.block_pools.emplace_back(group.num_blocks, group.reserve_block_zero);
   }
+  if (pools_.size() >= config_.max_pools)
+    return Status(ErrorCode::kResourceExhausted, "there are " + std::to_string(pools_.size()) +
+                                                     " pools, at most " +
+                                                     std::to_string(config_.max_pools) + " can be");
   const int64_t requested_bytes = pool.physical_bytes();
   const int64_t available_bytes = config_.memory_bytes - physical_bytes_;
   if (requested_bytes > available_bytes)

@@ -74,6 +74,7 @@ Status read_key(const std::string& key, const toml::node& value, Config& config)
   if (key == "http_address") return read_text(value, key, config.http_address);
   if (key == "http_port") return read_integer(value, key, config.http_port);
   if (key == "memory_bytes") return read_integer(value, key, config.memory_bytes);
+  if (key == "arena_memory_bytes") return read_integer(value, key, config.arena_memory_bytes);
   if (key == "shutdown_grace_ms") return read_integer(value, key, config.shutdown_grace_ms);
   if (key == "log_level") return read_text(value, key, config.log_level);
   if (key == "tenants") return read_tenants(value, config.tenants);
@@ -111,6 +112,9 @@ Status check_config(const Config& config) {
                                    "; the pages are for this host alone: 127.0.0.1 or ::1");
   if (config.memory_bytes <= 0)
     return bad("memory_bytes", "is " + std::to_string(config.memory_bytes) + ", not positive");
+  if (config.arena_memory_bytes < 0)
+    return bad("arena_memory_bytes",
+               "is " + std::to_string(config.arena_memory_bytes) + ", negative");
   if (config.shutdown_grace_ms < 0 || config.shutdown_grace_ms > 3'600'000)
     return bad("shutdown_grace_ms",
                "is " + std::to_string(config.shutdown_grace_ms) + ", not in 0 .. 3600000");

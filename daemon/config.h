@@ -22,6 +22,7 @@ struct Config {
   std::string http_address = "127.0.0.1";
   int http_port = 9464;                     // 0: any free port, which the log names; -1: no HTTP
   int64_t memory_bytes = int64_t{1} << 30;  // for all pools
+  int64_t arena_memory_bytes = int64_t{16} << 30;  // for the arenas of all sessions
   int shutdown_grace_ms = 5000;
   std::string log_level = "info";
   std::vector<TenantConfig> tenants = {{"default", ""}};

@@ -2,6 +2,9 @@
 
 #include <chrono>
 #include <fcntl.h>
+#include <limits>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
 #include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
@@ -12,7 +15,7 @@ namespace larder::daemon {
 namespace {
 
 // So many messages of one peer are read before others get their turn.
-constexpr int kMessagesPerTurn = 16;
+constexpr int kMessagesPerTurn = 4;
 constexpr auto kFdsPause = std::chrono::milliseconds(5);
 
 }  // namespace
@@ -110,6 +113,13 @@ bool Connection::try_send(const Outgoing& message) {
 // Not from inside the caller, who may hold references into what on_closed destroys.
 void Connection::end_later() {
   boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->end(); });
+}
+
+int Connection::unread_bytes() {
+  int bytes = 0;
+  if (!queue_.empty() || ::ioctl(fd(), SIOCOUTQ, &bytes) != 0)
+    return std::numeric_limits<int>::max();
+  return bytes;
 }
 
 void Connection::close() {

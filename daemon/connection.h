@@ -37,6 +37,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Closes without on_closed.
   void close();
   bool is_open() const { return socket_.is_open(); }
+  // What has been sent and not been read by the peer, with the kernel's bookkeeping; all of it when
+  // messages are queued here.
+  int unread_bytes();
   int fd() { return socket_.native_handle(); }
 
  private:

@@ -2,8 +2,11 @@
 
 #include <chrono>
 #include <cstring>
+#include <poll.h>
 #include <span>
+#include <sys/uio.h>
 #include <type_traits>
+#include <utility>
 
 #include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
@@ -25,6 +28,13 @@ template <typename Command>
 constexpr bool kCarriesFds =
     std::is_same_v<Command, protocol::AddGroup> || std::is_same_v<Command, protocol::AddSegments> ||
     std::is_same_v<Command, protocol::AddSession>;
+
+// Never blocks: the client holds the same open file and could make it a blocking one at any time.
+void clear_eventfd(int fd) {
+  uint64_t count = 0;
+  const iovec part{&count, sizeof count};
+  (void)!::preadv2(fd, &part, 1, -1, RWF_NOWAIT);
+}
 
 SharedMapping map_arena(int fd, uint64_t size_bytes) {
   return SharedMapping::map(fd, static_cast<int64_t>(size_bytes), true);
@@ -117,17 +127,22 @@ void Executor::handle(const protocol::DetachPool& command) {
   if (ring != rings_.end()) ring->second->pools.erase(command.pool);
 }
 
-void Executor::handle(const protocol::DropSession& command) { rings_.erase(command.session); }
+void Executor::handle(const protocol::DropSession& command) {
+  const auto ring = rings_.find(command.session);
+  if (ring == rings_.end()) return;
+  report_drains(*ring->second);
+  rings_.erase(ring);
+}
 
 void Executor::handle(const protocol::Drain& command) {
   const auto ring = rings_.find(command.session);
-  if (ring != rings_.end()) {
-    // What waits for a word of the client's would keep larderd waiting for the client: the rest
-    // of the ring is then left alone, and the ownership table guards what comes after.
-    const auto pending = static_cast<int>(ring->second->server.num_pending());
-    serve_ring(command.session, *ring->second, pending);
-  }
-  report(protocol::Drained{command.ticket});
+  if (ring == rings_.end() || ring->second->broken || ring->second->server.num_pending() == 0)
+    return report(protocol::Drained{command.ticket});
+  ring->second->drains.push_back(command.ticket);
+}
+
+void Executor::report_drains(Ring& ring) {
+  for (const uint64_t ticket : std::exchange(ring.drains, {})) report(protocol::Drained{ticket});
 }
 
 void Executor::handle(const protocol::CopyBlocks& command) {
@@ -157,6 +172,7 @@ Executor::Turn Executor::serve_ring(uint64_t session, Ring& ring, int max_record
     const auto submission = ring.server.peek();
     if (!submission) {
       ring.broken = true;
+      report_drains(ring);
       report(protocol::BrokenRing{session, submission.status().message()});
       return Turn::kBroken;
     }
@@ -171,9 +187,17 @@ Executor::Turn Executor::serve_ring(uint64_t session, Ring& ring, int max_record
       continue;
     }
     if (!ring.server.wait_reached(record)) return Turn::kWaiting;
+    if (may_be_attached_soon(ring, record)) return Turn::kMore;
     ring.server.complete(record, run_record(session, ring, record));
   }
   return ring.server.num_pending() > 0 ? Turn::kMore : Turn::kEmpty;
+}
+
+// larderd says "attached" to us before it answers the client, but a record can overtake it.
+bool Executor::may_be_attached_soon(const Ring& ring, const protocol::Submission& submission) {
+  if (ring.pools.contains(submission.pool)) return false;
+  pollfd entry{larderd_->fd(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
 }
 
 Status Executor::run_record(uint64_t session, Ring& ring, const protocol::Submission& record) {
@@ -203,6 +227,7 @@ void Executor::run_ring(uint64_t session) {
   Ring& ring = *found->second;
   switch (serve_ring(session, ring, kRecordsPerTurn)) {
     case Turn::kEmpty:
+      report_drains(ring);
       return sleep_ring(session, ring);
     case Turn::kMore:
       boost::asio::post(loop_, [this, session] { run_ring(session); });
@@ -229,9 +254,7 @@ void Executor::sleep_ring(uint64_t session, Ring& ring) {
                        [this, session](const boost::system::error_code& error) {
                          const auto found = rings_.find(session);
                          if (error || found == rings_.end()) return;
-                         uint64_t count = 0;
-                         // Only clears the counter; nothing to do when it was clear.
-                         (void)!::read(found->second->wake.native_handle(), &count, sizeof count);
+                         clear_eventfd(found->second->wake.native_handle());
                          found->second->server.set_sleeping(false);
                          run_ring(session);
                        });

@@ -42,6 +42,7 @@ class Executor {
     boost::asio::posix::stream_descriptor wake;  // eventfd
     boost::asio::steady_timer retry;             // while it waits for a timeline word
     std::set<uint64_t> pools;
+    std::vector<uint64_t> drains;  // tickets to report when the ring is empty
     bool broken = false;
   };
 
@@ -60,6 +61,8 @@ class Executor {
   Turn serve_ring(uint64_t session, Ring& ring, int max_records);
   void run_ring(uint64_t session);
   void sleep_ring(uint64_t session, Ring& ring);
+  bool may_be_attached_soon(const Ring& ring, const protocol::Submission& submission);
+  void report_drains(Ring& ring);
   Status run_record(uint64_t session, Ring& ring, const protocol::Submission& submission);
   Status copy_blocks(const protocol::CopyBlocks& command);
   void report(const protocol::ExecutorReport& report);

@@ -25,6 +25,9 @@ namespace {
 constexpr int kExecutorSocketFd = 3;
 constexpr size_t kMaxQueuedCommands = 65536;
 constexpr int kExitMs = 3000;
+constexpr auto kShortLife = std::chrono::seconds(5);
+// Longer than any one call may take (kMaxAttendProductsPerCall).
+constexpr auto kStuckAfter = std::chrono::seconds(60);
 constexpr auto kFirstRestartDelay = std::chrono::milliseconds(10);
 constexpr auto kLongestRestartDelay = std::chrono::milliseconds(1000);
 
@@ -105,8 +108,10 @@ void ExecutorLink::spawn() {
   connection_->start(
       {[this](protocol::Received received) { handle(std::move(received)); }, [this] { died(); }});
   spdlog::info("event=executor_started pid={}", pid_);
+  started_at_ = std::chrono::steady_clock::now();
   try {
     handlers_.on_started();
+    for (const auto& [ticket, waiting] : drains_) send(protocol::Drain{waiting.session, ticket});
   } catch (const SystemError& error) {
     spdlog::error("event=executor_not_told error=\"{}\"", error.what());
     restart();
@@ -118,10 +123,9 @@ void ExecutorLink::send(const protocol::ExecutorCommand& command, std::vector<Ow
 }
 
 void ExecutorLink::when_idle(uint64_t session, std::function<void()> then) {
-  if (!running()) return then();
   const uint64_t ticket = next_ticket_++;
-  drains_.emplace(ticket, std::move(then));
-  send(protocol::Drain{session, ticket});
+  drains_.emplace(ticket, Waiting{session, std::move(then), std::chrono::steady_clock::now()});
+  send(protocol::Drain{session, ticket});  // spawn() repeats it for an executor that comes later
 }
 
 void ExecutorLink::handle(protocol::Received received) {
@@ -136,14 +140,11 @@ void ExecutorLink::handle(protocol::Received received) {
     ready_ = true;
     handlers_.on_ready();
   } else if (const auto* drained = std::get_if<protocol::Drained>(&*report)) {
-    deaths_in_a_row_ = 0;
     auto node = drains_.extract(drained->ticket);
-    if (!node.empty()) node.mapped()();
+    if (!node.empty()) node.mapped().then();
   } else if (const auto* copied = std::get_if<protocol::Copied>(&*report)) {
-    deaths_in_a_row_ = 0;
     handlers_.on_copied(*copied);
   } else if (const auto* counters = std::get_if<protocol::Counters>(&*report)) {
-    deaths_in_a_row_ = 0;
     handlers_.on_counters(*counters);
   } else if (const auto* broken = std::get_if<protocol::BrokenRing>(&*report)) {
     handlers_.on_broken_ring(*broken);
@@ -161,9 +162,9 @@ void ExecutorLink::died() {
   connection_.reset();
   ready_ = false;
   ++restarts_;
-  ++deaths_in_a_row_;
-  answer_drains();
-  handlers_.on_died(deaths_in_a_row_);
+  const bool lived_shortly = std::chrono::steady_clock::now() - started_at_ < kShortLife;
+  deaths_in_a_row_ = lived_shortly ? deaths_in_a_row_ + 1 : 1;
+  handlers_.on_died();
   if (!stopping_) start_later();
 }
 
@@ -183,10 +184,15 @@ void ExecutorLink::start_later() {
   });
 }
 
-void ExecutorLink::answer_drains() {
-  auto drains = std::move(drains_);
-  drains_.clear();
-  for (auto& [ticket, then] : drains) then();
+void ExecutorLink::end_if_stuck(uint64_t session) {
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& [ticket, waiting] : drains_) {
+    if (waiting.session != session || now - waiting.since < kStuckAfter || !running()) continue;
+    if (now - started_at_ < kStuckAfter) continue;
+    spdlog::error("event=executor_stuck pid={} session={}", pid_, session);
+    ::kill(static_cast<pid_t>(pid_), SIGKILL);
+    return;
+  }
 }
 
 }  // namespace larder::daemon

@@ -1,10 +1,11 @@
 // ExecutorLink: larderd's hold on its executor process: start, restart, commands, reports.
 //
 // The executor is a child that may die at any time. A new one is told everything again by
-// `on_started`, and what was under way is repeated: drains are answered at once (nothing runs any
-// more), copies are sent again. Thread rule: the loop's thread only.
+// `on_started`, and what was under way is asked for again: drains by this class, copies by
+// on_started. Thread rule: the loop's thread only.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -25,8 +26,7 @@ class ExecutorLink {
   struct Handlers {
     std::function<void()> on_started;  // a fresh process: tell it pools, sessions, copies
     std::function<void()> on_ready;    // it serves
-    // It died. `deaths_in_a_row` counts deaths without any progress in between.
-    std::function<void(int deaths_in_a_row)> on_died;
+    std::function<void()> on_died;
     std::function<void(const protocol::Copied&)> on_copied;
     std::function<void(const protocol::Counters&)> on_counters;
     std::function<void(const protocol::BrokenRing&)> on_broken_ring;
@@ -41,9 +41,11 @@ class ExecutorLink {
   void restart();
   // Dropped while no executor runs; on_started sends what matters.
   void send(const protocol::ExecutorCommand& command, std::vector<OwnFd> fds = {});
-  // Runs `then` when everything in the session's ring is done, at once if no executor runs.
+  // Runs `then` when everything in the session's ring is done, by this executor or a later one.
   void when_idle(uint64_t session, std::function<void()> then);
 
+  // Ends an executor that has left a drain of a closed session unanswered for too long.
+  void end_if_stuck(uint64_t session);
   bool ready() const { return ready_; }
   int64_t pid() const { return running() ? pid_ : 0; }
   uint64_t restarts() const { return restarts_; }
@@ -54,7 +56,6 @@ class ExecutorLink {
   void handle(protocol::Received received);
   void died();
   void start_later();
-  void answer_drains();
 
   boost::asio::io_context& loop_;
   std::string executable_;
@@ -62,11 +63,17 @@ class ExecutorLink {
   Handlers handlers_;
   std::shared_ptr<Connection> connection_;
   boost::asio::steady_timer restart_timer_;
-  std::map<uint64_t, std::function<void()>> drains_;  // by ticket
+  struct Waiting {
+    uint64_t session;
+    std::function<void()> then;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::map<uint64_t, Waiting> drains_;  // by ticket
   uint64_t next_ticket_ = 1;
   int64_t pid_ = 0;
   uint64_t restarts_ = 0;
-  int deaths_in_a_row_ = 0;
+  int deaths_in_a_row_ = 0;  // of executors that lived shortly
+  std::chrono::steady_clock::time_point started_at_;
   bool ready_ = false;
   bool stopping_ = false;
 };

@@ -4,6 +4,7 @@
 #include <memory>
 #include <signal.h>
 #include <string>
+#include <sys/prctl.h>
 
 #include <CLI/CLI.hpp>
 #include <boost/asio/io_context.hpp>
@@ -24,6 +25,8 @@ int main(int argc, char** argv) {
         "larder-executor", std::make_shared<spdlog::sinks::stderr_sink_st>()));
     spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %n %l %v");
     spdlog::set_level(spdlog::level::from_str(log_level));
+    // Nobody needs what it computes once larderd is gone, and the next larderd brings its own.
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::signal(SIGPIPE, SIG_IGN);
     // A Ctrl-C in larderd's terminal reaches its children too; larderd decides when we end.
     ::signal(SIGINT, SIG_IGN);

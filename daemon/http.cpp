@@ -17,6 +17,7 @@ namespace http = beast::http;
 constexpr auto kTimeout = std::chrono::seconds(5);
 constexpr size_t kMaxRequestBytes = size_t{8} * 1024;
 constexpr int kMaxConnections = 64;
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 using Response = http::response<http::string_body>;
 
@@ -88,6 +89,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
 HttpServer::HttpServer(asio::io_context& loop, const std::string& address, uint16_t port,
                        Pages pages)
     : acceptor_(loop, {asio::ip::make_address(address), port}),
+      pause_(loop),
       port_(acceptor_.local_endpoint().port()),
       state_(std::make_shared<State>(State{std::move(pages), 0})) {
   accept();
@@ -98,7 +100,12 @@ void HttpServer::accept() {
     if (error == asio::error::operation_aborted) return;
     if (!error && state_->num_connections < kMaxConnections)
       std::make_shared<HttpExchange>(std::move(socket), state_)->run();
-    accept();
+    if (!error) return accept();
+    // Without free descriptors accept fails at once, again and again.
+    pause_.expires_after(kAcceptPause);
+    pause_.async_wait([this](beast::error_code pause_error) {
+      if (!pause_error) accept();
+    });
   });
 }
 

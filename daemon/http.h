@@ -13,6 +13,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 namespace larder::daemon {
 
@@ -38,6 +39,7 @@ class HttpServer {
   };
 
   boost::asio::ip::tcp::acceptor acceptor_;
+  boost::asio::steady_timer pause_;
   uint16_t port_;
   std::shared_ptr<State> state_;
 };

@@ -1,5 +1,6 @@
 #include "daemon/keeper.h"
 
+#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <list>
@@ -21,6 +22,7 @@ using protocol::KeeperRequest;
 
 // More than one larderd connects only by mistake.
 constexpr size_t kMaxConnections = 16;
+constexpr int kAcceptPauseMs = 100;
 
 }  // namespace
 
@@ -30,11 +32,13 @@ bool Keeper::owner_lives() const {
   return ::poll(&entry, 1, 0) == 0;  // a pidfd is readable once its process has exited
 }
 
-Status Keeper::hello(int connection, int pidfd) {
-  if (owner_ != connection && owner_lives())
+Status Keeper::hello(const Asker& asker) {
+  // The owner itself may come back on a new connection; while it lives, its pid is nobody else's.
+  if (owner_lives() && asker.pid != owner_pid_)
     return {ErrorCode::kBusy, "another larderd owns this keeper"};
-  owner_ = connection;
-  owner_pidfd_ = OwnFd(pidfd >= 0 ? ::fcntl(pidfd, F_DUPFD_CLOEXEC, 0) : -1);
+  owner_ = asker.connection;
+  owner_pid_ = asker.pid;
+  owner_pidfd_ = OwnFd(asker.pidfd >= 0 ? ::fcntl(asker.pidfd, F_DUPFD_CLOEXEC, 0) : -1);
   ++epoch_;
   return {};
 }
@@ -48,15 +52,15 @@ Status Keeper::put(const KeeperRequest& request, std::vector<OwnFd> fds) {
   return {};
 }
 
-Keeper::Answer Keeper::handle(int connection, int pidfd, const KeeperRequest& request,
+Keeper::Answer Keeper::handle(const Asker& asker, const KeeperRequest& request,
                               std::vector<OwnFd> fds) {
   Answer answer;
   Status status;
   if (request.magic != protocol::kKeeperMagic) {
     status = {ErrorCode::kInvalidArgument, "wrong magic"};
   } else if (request.op == KeeperOp::kHello) {
-    status = hello(connection, pidfd);
-  } else if (connection != owner_ || request.epoch != epoch_) {
+    status = hello(asker);
+  } else if (asker.connection != owner_ || request.epoch != epoch_) {
     status = {ErrorCode::kPermissionDenied, "not the owner of this epoch"};
   } else if (request.op == KeeperOp::kPut) {
     status = put(request, std::move(fds));
@@ -89,39 +93,60 @@ namespace {
 
 struct Peer {
   OwnFd socket;
+  PeerIdentity identity;
   OwnFd pidfd;
   bool closed = false;
 };
 
-// Answers one message. A peer that does not read its answers is dropped.
-void serve_peer(Keeper& keeper, Peer& peer) {
+// One message and its answer; false when the peer is gone, does not speak records, or does not
+// read.
+bool serve_message(Keeper& keeper, const Peer& peer) {
   protocol::Received received = protocol::receive(peer.socket.get());
-  if (received.kind == protocol::Received::Kind::kNothing) return;
+  if (received.kind == protocol::Received::Kind::kNothing) return true;
+  if (received.kind == protocol::Received::Kind::kEnd) return false;
+  Keeper::Answer answer;
   KeeperRequest request;
-  const bool usable = received.kind == protocol::Received::Kind::kMessage &&
-                      received.bytes.size() == sizeof request;
-  if (!usable) {
-    keeper.connection_closed(peer.socket.get());
-    peer.closed = true;
-    return;
+  if (received.kind == protocol::Received::Kind::kRefused) {
+    // Most likely a deposit for which this process has no descriptor left.
+    answer.reply.code = static_cast<uint32_t>(ErrorCode::kResourceExhausted);
+    answer.reply.num_entries = keeper.num_entries();
+  } else if (received.bytes.size() == sizeof request) {
+    std::memcpy(&request, received.bytes.data(), sizeof request);
+    answer = keeper.handle({peer.socket.get(), peer.identity.pid, peer.pidfd.get()}, request,
+                           std::move(received.fds));
+  } else {
+    return false;
   }
-  std::memcpy(&request, received.bytes.data(), sizeof request);
-  const Keeper::Answer answer =
-      keeper.handle(peer.socket.get(), peer.pidfd.get(), request, std::move(received.fds));
   const int fd = answer.fd.get();
   const auto bytes = std::as_bytes(std::span(&answer.reply, 1));
   const std::span<const int> fds = answer.fd.valid() ? std::span(&fd, 1) : std::span<const int>();
-  if (protocol::send(peer.socket.get(), bytes, fds) == protocol::Sent::kSent) return;
+  return protocol::send(peer.socket.get(), bytes, fds) == protocol::Sent::kSent;
+}
+
+void serve_peer(Keeper& keeper, Peer& peer) {
+  try {
+    if (serve_message(keeper, peer)) return;
+  } catch (const SystemError& error) {  // this peer's misfortune, not that of what is held
+    std::fprintf(stderr, "larder-keeper: %s\n", error.what());
+  }
   keeper.connection_closed(peer.socket.get());
   peer.closed = true;
 }
 
-void accept_peer(int listener, std::list<Peer>& peers) {
+// False when there is no descriptor for another peer.
+bool accept_peer(int listener, std::list<Peer>& peers) {
   OwnFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket.valid() || peers.size() >= kMaxConnections) return;
-  protocol::prepare_socket(socket.get());
-  OwnFd pidfd = open_peer_pidfd(socket.get(), peer_identity(socket.get()));
-  peers.push_back({std::move(socket), std::move(pidfd), false});
+  if (!socket.valid()) return errno != EMFILE && errno != ENFILE;
+  if (peers.size() >= kMaxConnections) return true;
+  try {
+    protocol::prepare_socket(socket.get());
+    const PeerIdentity identity = peer_identity(socket.get());
+    OwnFd pidfd = open_peer_pidfd(socket.get(), identity);
+    peers.push_back({std::move(socket), identity, std::move(pidfd), false});
+  } catch (const SystemError& error) {
+    std::fprintf(stderr, "larder-keeper: %s\n", error.what());
+  }
+  return true;
 }
 
 OwnFd make_signal_fd() {
@@ -141,10 +166,13 @@ int serve_keeper(int listener) {
   Keeper keeper;
   std::list<Peer> peers;
   const OwnFd signals = make_signal_fd();
+  bool accepting = true;
   while (true) {
-    std::vector<pollfd> entries = {{signals.get(), POLLIN, 0}, {listener, POLLIN, 0}};
+    // A listener that cannot be served stays readable: it is left out for a while.
+    std::vector<pollfd> entries = {{signals.get(), POLLIN, 0},
+                                   {accepting ? listener : -1, POLLIN, 0}};
     for (const Peer& peer : peers) entries.push_back({peer.socket.get(), POLLIN, 0});
-    if (::poll(entries.data(), entries.size(), -1) < 0) {
+    if (::poll(entries.data(), entries.size(), accepting ? -1 : kAcceptPauseMs) < 0) {
       if (errno == EINTR) continue;
       throw SystemError("poll(keeper)");
     }
@@ -152,7 +180,7 @@ int serve_keeper(int listener) {
     size_t index = 2;
     for (Peer& peer : peers)
       if (entries[index++].revents != 0) serve_peer(keeper, peer);
-    if (entries[1].revents != 0) accept_peer(listener, peers);
+    accepting = entries[1].revents == 0 || accept_peer(listener, peers);
     peers.remove_if([](const Peer& peer) { return peer.closed; });
   }
 }

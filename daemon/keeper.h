@@ -25,10 +25,14 @@ class Keeper {
     OwnFd fd;  // list: a duplicate of the entry's fd
   };
 
-  // One request from connection `connection` (any number that is unique among living connections)
-  // of process `pidfd` (invalid where it cannot be had). `fds` are what came with the message.
-  Answer handle(int connection, int pidfd, const protocol::KeeperRequest& request,
-                std::vector<OwnFd> fds);
+  // Who asks: a connection (any number that is unique among living ones) of a process.
+  struct Asker {
+    int connection;
+    int64_t pid;
+    int pidfd;  // -1 where it cannot be had
+  };
+  // `fds` are what came with the message.
+  Answer handle(const Asker& asker, const protocol::KeeperRequest& request, std::vector<OwnFd> fds);
   // The connection has closed. The owner stays the owner until its process has exited.
   void connection_closed(int connection);
 
@@ -40,13 +44,14 @@ class Keeper {
     std::array<uint8_t, 64> metadata;
   };
 
-  Status hello(int connection, int pidfd);
+  Status hello(const Asker& asker);
   Status put(const protocol::KeeperRequest& request, std::vector<OwnFd> fds);
   bool owner_lives() const;
 
   std::map<uint64_t, Entry> entries_;
   uint64_t epoch_ = 0;
-  int owner_ = -1;     // connection, -1 when it has closed
+  int owner_ = -1;  // connection, -1 when it has closed
+  int64_t owner_pid_ = 0;
   OwnFd owner_pidfd_;  // of the process that said hello last
 };
 

@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include "daemon/peer.h"
+#include "larder/system_error.h"
 #include "protocol/channel.h"
 
 namespace larder::daemon {
@@ -39,11 +40,14 @@ Result<KeeperClient::Answer> KeeperClient::call(KeeperOp op, uint64_t key,
   const protocol::KeeperRequest request{protocol::kKeeperMagic, op, epoch_, key, metadata};
   const auto deadline = std::chrono::steady_clock::now() + kDeadline;
   const std::span<const int> fds = fd >= 0 ? std::span(&fd, 1) : std::span<const int>();
-  Status sent =
-      protocol::send_before(socket_.get(), std::as_bytes(std::span(&request, 1)), fds, deadline);
-  Result<protocol::Received> received = sent.ok()
-                                            ? protocol::receive_before(socket_.get(), deadline)
-                                            : Result<protocol::Received>(sent);
+  Result<protocol::Received> received = Status(ErrorCode::kUnavailable, "not asked");
+  try {
+    const Status sent =
+        protocol::send_before(socket_.get(), std::as_bytes(std::span(&request, 1)), fds, deadline);
+    received = sent.ok() ? protocol::receive_before(socket_.get(), deadline) : sent;
+  } catch (const SystemError& error) {
+    received = Status(ErrorCode::kUnavailable, error.what());
+  }
   Answer answer;
   if (!received || received->bytes.size() != sizeof answer.reply) {
     // After a lost answer the next one could be taken for it: this connection is done.
@@ -68,13 +72,27 @@ Status KeeperClient::put(uint64_t key, int fd, const std::array<uint8_t, 64>& me
 
 Status KeeperClient::drop(uint64_t key) {
   auto answer = call(KeeperOp::kDrop, key, {}, -1);
-  return answer ? Status() : answer.status();
+  if (!answer) return answer.status();
+  const auto code = static_cast<ErrorCode>(answer->reply.code);
+  if (code == ErrorCode::kOk || code == ErrorCode::kNotFound) return {};
+  return {code, "the keeper refused to drop an entry"};
+}
+
+Status KeeperClient::clear() {
+  while (true) {
+    auto entry = next(0);
+    if (!entry) return entry.status();
+    if (!entry->has_value()) return {};
+    if (Status status = drop((*entry)->key); !status.ok()) return status;
+  }
 }
 
 Result<std::optional<KeeperClient::Entry>> KeeperClient::next(uint64_t from) {
   auto answer = call(KeeperOp::kList, from, {}, -1);
   if (!answer) return answer.status();
-  if (answer->reply.code != 0) return std::optional<Entry>();
+  const auto code = static_cast<ErrorCode>(answer->reply.code);
+  if (code == ErrorCode::kNotFound) return std::optional<Entry>();
+  if (code != ErrorCode::kOk) return Status(code, "the keeper refused to list its entries");
   return std::optional<Entry>(
       Entry{answer->reply.key, answer->reply.metadata, std::move(answer->fd)});
 }

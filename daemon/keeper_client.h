@@ -19,7 +19,7 @@ namespace larder::daemon {
 
 class KeeperClient {
  public:
-  static constexpr auto kDeadline = std::chrono::seconds(2);
+  static constexpr auto kDeadline = std::chrono::milliseconds(500);
 
   // UNAVAILABLE when nobody listens at `path`, BUSY when another larderd owns the keeper.
   static Result<KeeperClient> connect(const std::string& path);
@@ -27,6 +27,8 @@ class KeeperClient {
   Status put(uint64_t key, int fd, const std::array<uint8_t, 64>& metadata);
   // Dropping what is not there is fine.
   Status drop(uint64_t key);
+  // Drops everything.
+  Status clear();
   struct Entry {
     uint64_t key;
     std::array<uint8_t, 64> metadata;

@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
       limit.rlim_cur = limit.rlim_max;
       ::setrlimit(RLIMIT_NOFILE, &limit);
     }
-    auto socket = larder::daemon::SocketFile::bind(socket_path);
+    // Whoever may speak to the keeper may have the memory of every tenant.
+    auto socket = larder::daemon::SocketFile::bind(socket_path, 0600);
     if (!socket) {
       std::fprintf(stderr, "larder-keeper: %s\n", socket.status().to_string().c_str());
       return 1;

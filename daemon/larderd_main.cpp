@@ -42,20 +42,6 @@ std::string executor_path(const Config& config) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "larder-executor";
 }
 
-// Nothing names what an earlier larderd left, so it is given back.
-Status empty_keeper(KeeperClient& keeper) {
-  uint64_t dropped = 0;
-  while (true) {
-    auto entry = keeper.next(0);
-    if (!entry) return entry.status();
-    if (!entry->has_value()) break;
-    if (Status status = keeper.drop((*entry)->key); !status.ok()) return status;
-    ++dropped;
-  }
-  if (dropped > 0) spdlog::info("event=keeper_emptied segments={}", dropped);
-  return {};
-}
-
 class Acceptor {
  public:
   Acceptor(asio::io_context& loop, int listener, Service& service)
@@ -139,8 +125,9 @@ int run(const Config& config) {
   asio::signal_set signals(loop, SIGTERM, SIGINT);
   auto keeper = KeeperClient::connect(config.keeper_socket_path);
   if (!keeper) return fail(keeper.status());
-  if (Status status = empty_keeper(*keeper); !status.ok()) return fail(status);
-  auto socket = SocketFile::bind(config.socket_path, config.socket_group);
+  // Nothing names what an earlier larderd left, so it is given back.
+  if (Status status = keeper->clear(); !status.ok()) return fail(status);
+  auto socket = SocketFile::bind(config.socket_path, 0660, config.socket_group);
   if (!socket) return fail(socket.status());
 
   Service service(loop, config, std::move(*keeper), executor_path(config));

@@ -22,9 +22,12 @@ void OwnerTable::set(int32_t block, uint64_t word) {
   std::atomic_ref(words[block]).store(word, std::memory_order_release);
 }
 
-StoredPool& PoolStore::add_pool(PoolId pool) { return pools_[pool]; }
-
 StoredPool* PoolStore::find(PoolId pool) {
+  const auto found = pools_.find(pool);
+  return found == pools_.end() ? nullptr : &found->second;
+}
+
+const StoredPool* PoolStore::find(PoolId pool) const {
   const auto found = pools_.find(pool);
   return found == pools_.end() ? nullptr : &found->second;
 }

@@ -44,8 +44,9 @@ struct StoredPool {
 
 class PoolStore {
  public:
-  StoredPool& add_pool(PoolId pool);
+  void add_pool(PoolId id, StoredPool pool) { pools_.emplace(id, std::move(pool)); }
   StoredPool* find(PoolId pool);
+  const StoredPool* find(PoolId pool) const;
   void remove_pool(PoolId pool) { pools_.erase(pool); }
   void remove_uncreated() {
     std::erase_if(pools_, [](const auto& entry) { return !entry.second.created; });

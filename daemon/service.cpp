@@ -15,6 +15,7 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(50);
 constexpr int64_t kHandshakeUs = 10'000'000;
+constexpr int64_t kKeeperRetryUs = 1'000'000;
 // Room for connections that have not said hello, and for those about to be refused.
 constexpr size_t kMaxConnections = 2 * protocol::kMaxSessions;
 
@@ -25,6 +26,7 @@ void fill_random(void* data, size_t size) {
 MachineConfig machine_config(const Config& config) {
   MachineConfig machine;
   machine.memory_bytes = config.memory_bytes;
+  machine.max_pools = protocol::kMaxPools;
   for (const TenantConfig& tenant : config.tenants) {
     std::string salt(32, '\0');
     fill_random(salt.data(), salt.size());
@@ -60,7 +62,7 @@ void Service::start() {
   executor_.start({
       [this] { tell_executor_all(); },
       [] { spdlog::info("event=executor_ready"); },
-      [this](int deaths_in_a_row) { on_executor_died(deaths_in_a_row); },
+      [this] { on_executor_died(); },
       [this](const protocol::Copied& copied) {
         copies_.erase(copied.copy);
         apply(CopyDone{copied.copy, copied.status});
@@ -147,7 +149,8 @@ void Service::on_closed(SessionId id) {
     return;
   }
   // The executor lets go of the session's ring first: after that, nothing that the session has
-  // submitted can run into a block that somebody else has got.
+  // submitted can run into a block that somebody else has got. One that starts later is not told.
+  if (executor_.pid() == 0) return forget(id);
   executor_.send(protocol::DropSession{value(id)});
   executor_.when_idle(value(id), [this, id] { forget(id); });
 }
@@ -155,28 +158,28 @@ void Service::on_closed(SessionId id) {
 void Service::forget(SessionId id) {
   auto node = sessions_.extract(id);
   if (node.empty()) return;
-  std::unique_ptr<Session> session = std::move(node.mapped());
-  const bool fenced = session->goodbye || !session->mapped;
-  if (!fenced) watch_writer(std::move(session));
+  const bool fenced = node.mapped()->goodbye || !node.mapped()->mapped;
+  leaving_.insert(std::move(node));
   apply(CloseSession{id, fenced});
+  leaving_.erase(id);
   if (draining_ && sessions_.empty() && drained_) drained_();
 }
 
 // An open block that an engine itself could write is free again when its process is gone and its
-// socket is at EOF; this is called after the latter.
-void Service::watch_writer(std::unique_ptr<Session> session) {
-  const SessionId id = session->id;
+// socket is at EOF; this is called after the latter, for sessions that have such blocks.
+void Service::watch_writer(SessionId id) {
+  auto node = leaving_.extract(id);
+  LARDER_CHECK(!node.empty(), value(id));
+  std::unique_ptr<Session> session = std::move(node.mapped());
   session->arena.reset();
-  if (!session->pidfd.valid()) {
-    spdlog::warn("event=writer_unprovable session={} pid={}", value(id), session->peer.pid);
-    writers_.emplace(id, Writer{std::move(session), boost::asio::posix::stream_descriptor(loop_)});
-    return;
-  }
   const int pidfd = session->pidfd.release();
-  auto& writer = writers_
-                     .emplace(id, Writer{std::move(session),
-                                         boost::asio::posix::stream_descriptor(loop_, pidfd)})
-                     .first->second;
+  if (pidfd < 0)
+    spdlog::warn("event=writer_unprovable session={} pid={}", value(id), session->peer.pid);
+  auto& writer =
+      writers_.emplace(id, Writer{std::move(session), boost::asio::posix::stream_descriptor(loop_)})
+          .first->second;
+  if (pidfd < 0) return;
+  writer.process.assign(pidfd);
   writer.process.async_wait(boost::asio::posix::stream_descriptor::wait_read,
                             [this, id](const boost::system::error_code& error) {
                               if (error) return;
@@ -192,22 +195,32 @@ void Service::drain(std::function<void()> then) {
   if (sessions_.empty()) drained_();
 }
 
-// Deadlines of requests that wait for something, and of handshakes.
 void Service::tick() {
+  expire_requests();
+  end_silent_connections();
+  reconnect_keeper();
+  for (const auto& [id, session] : sessions_)
+    if (!session->connection->is_open()) executor_.end_if_stuck(value(id));
+  tick_timer_.expires_after(kTick);
+  tick_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) tick();
+  });
+}
+
+// The entries stay until the machine answers: what the answer does to the session must not be lost.
+void Service::expire_requests() {
   const int64_t now = now_us();
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const Pending pending = it->second;
-    if (pending.deadline_us == 0 || now < pending.deadline_us) {
-      ++it;
-      continue;
-    }
-    it = pending_.erase(it);
-    if (Session* session = find(pending.session)) {
-      --session->num_pending;
+  for (auto& [ticket, pending] : pending_) {
+    if (pending.answered || pending.deadline_us == 0 || now < pending.deadline_us) continue;
+    pending.answered = true;
+    if (Session* session = find(pending.session))
       reply(*session, pending.id,
             Status(ErrorCode::kDeadlineExceeded, "the request's deadline has passed"));
-    }
   }
+}
+
+void Service::end_silent_connections() {
+  const int64_t now = now_us();
   std::vector<SessionId> silent;
   for (const auto& [id, session] : sessions_)
     if (!session->connected && now - session->connected_at_us > kHandshakeUs) silent.push_back(id);
@@ -215,10 +228,23 @@ void Service::tick() {
     find(id)->connection->close();
     on_closed(id);
   }
-  tick_timer_.expires_after(kTick);
-  tick_timer_.async_wait([this](const boost::system::error_code& error) {
-    if (!error) tick();
-  });
+}
+
+// A keeper that was restarted holds nothing: it is given everything again.
+void Service::reconnect_keeper() {
+  if (keeper_.connected() || now_us() < keeper_retry_us_) return;
+  keeper_retry_us_ = now_us() + kKeeperRetryUs;
+  auto keeper = KeeperClient::connect(config_.keeper_socket_path);
+  if (!keeper) return;
+  if (Status status = keeper->clear(); !status.ok()) return;
+  keeper_ = std::move(*keeper);
+  for (const auto& [id, pool] : store_.pools())
+    for (uint32_t group = 0; group < pool.groups.size(); ++group)
+      for (const auto& [index, segment_id] : pool.groups[group].segment_ids) {
+        const Segment& segment = *store_.find_segment(segment_id);
+        if (!deposit({segment_id, id, group, index, segment.size_bytes}, segment).ok()) return;
+      }
+  spdlog::info("event=keeper_reconnected pid={} segments={}", keeper_.pid(), keeper_.num_entries());
 }
 
 std::optional<std::string> Service::not_ready() const {

@@ -50,6 +50,7 @@ class Service {
     SessionId session;
     uint64_t id;
     int64_t deadline_us;           // absolute, 0: none
+    bool answered;                 // by its deadline; what it does to the session still counts
     std::optional<PoolId> closes;  // the pool that the session leaves when this succeeds
   };
 
@@ -65,8 +66,11 @@ class Service {
   void on_message(SessionId id, protocol::Received received);
   void on_closed(SessionId id);
   void forget(SessionId id);
-  void watch_writer(std::unique_ptr<Session> session);
+  void watch_writer(SessionId id);
   void tick();
+  void expire_requests();
+  void end_silent_connections();
+  void reconnect_keeper();
 
   // service_requests.cpp: what each request does
   void handle(Session& session, protocol::Request request);
@@ -77,6 +81,7 @@ class Service {
                  const protocol::OpenPool& body);
   void open_segments(Session& session, uint64_t id, const protocol::OpenSegments& body);
   void forward(Session& session, const protocol::Request& request);
+  Status check_token_count(PoolId id, const protocol::TokenList& list) const;
   Result<Event> to_event(const Session& session, uint64_t ticket, const protocol::Request& request);
   uint64_t add_pending(Session& session, const protocol::Request& request);
   protocol::Pools list_pools(const Session& session, uint64_t after) const;
@@ -93,7 +98,7 @@ class Service {
   void tell_executor_all();
   void tell_executor_pool(PoolId id, const StoredPool& pool);
   void tell_executor_session(const Session& session);
-  void on_executor_died(int deaths_in_a_row);
+  void on_executor_died();
 
   boost::asio::io_context& loop_;
   const Config& config_;
@@ -105,6 +110,8 @@ class Service {
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::map<SessionId, Writer> writers_;
+  // Between the end of a connection and the machine's word whether its process must be watched.
+  std::map<SessionId, std::unique_ptr<Session>> leaving_;
   std::map<uint64_t, Pending> pending_;  // by ticket
   std::deque<Event> events_;             // to be applied, in order
   bool applying_ = false;
@@ -119,6 +126,7 @@ class Service {
   boost::asio::steady_timer tick_timer_;
   std::function<void()> drained_;
   bool draining_ = false;
+  int64_t keeper_retry_us_ = 0;  // not before
 };
 
 }  // namespace larder::daemon

@@ -13,7 +13,8 @@
 namespace larder::daemon {
 namespace {
 
-// An executor that dies this often without finishing anything is being killed by what is queued.
+// After so many deaths of the executor with the same call at the head of a ring, the ring is
+// failed.
 constexpr int kDeathsBeforeFailing = 3;
 
 // What the keeper stores beside a segment's fd.
@@ -71,7 +72,14 @@ void Service::apply(Event event) {
   while (!events_.empty()) {
     const Event next = std::move(events_.front());
     events_.pop_front();
-    for (Effect& effect : machine_.apply(next, now_us())) carry_out(std::move(effect));
+    for (Effect& effect : machine_.apply(next, now_us())) {
+      // What the machine has decided stands; the effects after one that failed are still due.
+      try {
+        carry_out(std::move(effect));
+      } catch (const SystemError& error) {
+        spdlog::error("event=effect_failed error=\"{}\"", error.what());
+      }
+    }
   }
   applying_ = false;
 }
@@ -106,8 +114,8 @@ void Service::carry_out(Effect effect) {
     executor_.send(
         protocol::CopyBlocks{copy->copy, value(copy->pool), copy->group, copy->from, copy->to});
     copies_.emplace(copy->copy, std::move(*copy));
-  } else if (std::holds_alternative<FenceSession>(effect)) {
-    // watch_writer has started already: the pidfd is watched from the moment the socket closed.
+  } else if (const auto* fence = std::get_if<FenceSession>(&effect)) {
+    watch_writer(fence->session);
   } else {
     answer(std::get<Reply>(std::move(effect)));
   }
@@ -142,7 +150,7 @@ Status Service::deposit(const CreateSegment& effect, const Segment& segment) {
 
 void Service::add_staged_pool(PoolId id) {
   LARDER_CHECK(staged_spec_.has_value(), value(id));
-  StoredPool& pool = store_.add_pool(id);
+  StoredPool pool;  // added when it is whole: an ownership table may find no memory
   for (const protocol::GroupSpec& spec : staged_spec_->groups) {
     // The same checks have passed when the event was made.
     const GroupView view = view_group(spec).value();
@@ -157,12 +165,12 @@ void Service::add_staged_pool(PoolId id) {
     layout.segment_bytes = machine_layout.segment_bytes;
     pool.groups.push_back({spec, std::move(layout), OwnerTable(spec.num_blocks), {}});
   }
+  store_.add_pool(id, std::move(pool));
 }
 
 void Service::answer(Reply effect) {
-  // The entry is gone when the session has closed or the deadline has passed.
   const auto node = pending_.extract(effect.request);
-  if (node.empty()) return;
+  if (node.empty()) return;  // the session has closed
   const Pending& pending = node.mapped();
   Session* session = find(pending.session);
   if (session == nullptr) return;
@@ -175,7 +183,8 @@ void Service::answer(Reply effect) {
     session->pools.insert(opened->pool);
     executor_.send(protocol::AttachPool{value(session->id), value(opened->pool)});
   }
-  reply(*session, pending.id, std::visit(ToWire{store_}, std::move(effect.body)));
+  if (!pending.answered)
+    reply(*session, pending.id, std::visit(ToWire{store_}, std::move(effect.body)));
 }
 
 void Service::tell_executor_all() {
@@ -218,14 +227,22 @@ void Service::tell_executor_session(const Session& session) {
   executor_.send(command, std::move(fds));
 }
 
-void Service::on_executor_died(int deaths_in_a_row) {
+// What an executor was running when it died stands at the head of some ring. A head that has stood
+// through several deaths may be the cause, and is not run again.
+void Service::on_executor_died() {
   metrics_.executor_died();
-  if (deaths_in_a_row < kDeathsBeforeFailing) return;
-  const Status status(ErrorCode::kUnavailable,
-                      "the executor died " + std::to_string(deaths_in_a_row) +
-                          " times in a row without finishing anything; what was queued is dropped");
-  for (const auto& [id, session] : sessions_)
-    if (session->arena) session->arena->fail_outstanding(status);
+  for (const auto& [id, session] : sessions_) {
+    if (!session->arena || !session->arena->busy()) continue;
+    const uint32_t head = session->arena->header().submit_head.load(std::memory_order_acquire);
+    session->deaths_at_head = head == session->head_at_death ? session->deaths_at_head + 1 : 1;
+    session->head_at_death = head;
+    if (session->deaths_at_head < kDeathsBeforeFailing) continue;
+    spdlog::error("event=calls_failed session={} deaths={}", value(id), session->deaths_at_head);
+    session->arena->fail_outstanding(Status(
+        ErrorCode::kUnavailable, "the executor died " + std::to_string(session->deaths_at_head) +
+                                     " times while this call was in its ring"));
+    session->deaths_at_head = 0;
+  }
 }
 
 }  // namespace larder::daemon

@@ -135,6 +135,15 @@ Status Service::check_access(const Session& session, const protocol::Connect& bo
     return {ErrorCode::kPermissionDenied, "role admin is for uid 0 and " +
                                               std::to_string(::geteuid()) + ", the client is uid " +
                                               std::to_string(session.peer.uid)};
+  uint64_t arena_bytes = 0;
+  for (const auto& [id, other] : sessions_)
+    if (other->arena) arena_bytes += other->arena->size_bytes();
+  const auto arena_limit = static_cast<uint64_t>(config_.arena_memory_bytes);
+  if (body.arena_bytes != 0 && arena_bytes + body.arena_bytes > arena_limit)
+    return {ErrorCode::kResourceExhausted,
+            "arena_bytes is " + std::to_string(body.arena_bytes) + ", available " +
+                std::to_string(arena_limit - std::min(arena_limit, arena_bytes)) + " of " +
+                std::to_string(arena_limit)};
   const auto connected =
       static_cast<size_t>(std::count_if(sessions_.begin(), sessions_.end(),
                                         [](const auto& entry) { return entry.second->connected; }));
@@ -178,7 +187,7 @@ uint64_t Service::add_pending(Session& session, const protocol::Request& request
   std::optional<PoolId> closes;
   if (const auto* body = std::get_if<protocol::ClosePool>(&request.body))
     closes = PoolId{body->pool};
-  pending_.emplace(ticket, Pending{session.id, request.id, deadline_us, closes});
+  pending_.emplace(ticket, Pending{session.id, request.id, deadline_us, false, closes});
   ++session.num_pending;
   return ticket;
 }
@@ -224,6 +233,9 @@ void Service::open_segments(Session& session, uint64_t id, const protocol::OpenS
                "segments " + std::to_string(body.first) + " and on, count " +
                    std::to_string(body.count) + ": the group has " + std::to_string(num_segments) +
                    ", and 1 to " + std::to_string(protocol::kMaxFdsPerMessage) + " go at a time"));
+  if (session.connection->unread_bytes() > protocol::kMaxUnreadBytesForFds)
+    return reply(session, id,
+                 Status(ErrorCode::kBusy, "earlier replies with segments have not been read"));
   protocol::Segments segments;
   std::vector<OwnFd> fds;
   for (uint32_t index = body.first; index < body.first + body.count; ++index) {
@@ -257,9 +269,25 @@ void Service::forward(Session& session, const protocol::Request& request) {
   executor_.when_idle(value(session.id), [this, ready = std::move(*event)] { apply(ready); });
 }
 
+Status Service::check_token_count(PoolId id, const protocol::TokenList& list) const {
+  const StoredPool* pool = store_.find(id);
+  if (pool == nullptr) return {};  // the machine says so
+  const auto* range = std::get_if<protocol::ArenaRange>(&list);
+  const uint64_t count =
+      range != nullptr ? range->count : std::get<std::vector<int32_t>>(list).size();
+  const auto block_tokens = static_cast<uint64_t>(pool->groups[0].spec.block_tokens);
+  if (count / block_tokens <= protocol::kMaxBlocksPerTokenList) return {};
+  return {ErrorCode::kInvalidArgument,
+          "tokens has " + std::to_string(count) + " entries, " +
+              std::to_string(count / block_tokens) + " blocks; at most " +
+              std::to_string(protocol::kMaxBlocksPerTokenList) + " blocks go in one request"};
+}
+
 Result<Event> Service::to_event(const Session& session, uint64_t ticket,
                                 const protocol::Request& request) {
-  const auto tokens_of = [&](const protocol::TokenList& list) -> Result<std::vector<int32_t>> {
+  const auto tokens_of = [&](uint64_t pool,
+                             const protocol::TokenList& list) -> Result<std::vector<int32_t>> {
+    if (Status status = check_token_count(PoolId{pool}, list); !status.ok()) return status;
     if (const auto* tokens = std::get_if<std::vector<int32_t>>(&list)) return *tokens;
     if (!session.arena)
       return Status(ErrorCode::kInvalidArgument, "tokens: the session has no arena");
@@ -278,14 +306,14 @@ Result<Event> Service::to_event(const Session& session, uint64_t ticket,
     return Event(Copy{ticket, session.id, PoolId{body->pool}, body->group, to_refs(body->from),
                       to_refs(body->to)});
   if (const auto* body = std::get_if<protocol::Publish>(&request.body)) {
-    auto tokens = tokens_of(body->tokens);
+    auto tokens = tokens_of(body->pool, body->tokens);
     if (!tokens) return tokens.status();
     return Event(Publish{ticket, session.id, PoolId{body->pool}, body->adapter, std::move(*tokens),
                          to_refs(body->blocks), body->extra, body->first_block});
   }
   const auto* body = std::get_if<protocol::Lookup>(&request.body);
   LARDER_CHECK(body != nullptr, request.body.index());
-  auto tokens = tokens_of(body->tokens);
+  auto tokens = tokens_of(body->pool, body->tokens);
   if (!tokens) return tokens.status();
   return Event(Lookup{ticket, session.id, PoolId{body->pool}, body->adapter, std::move(*tokens),
                       body->extra, body->hold, body->first_block,

@@ -56,6 +56,8 @@ struct Session {
   bool mapped = false;   // has been sent segments: its process may write until it is gone
   bool goodbye = false;  // says that it has unmapped everything
   size_t num_pending = 0;
+  uint32_t head_at_death = 0;  // the ring's head when an executor last died, and since when so
+  int deaths_at_head = 0;
 };
 
 }  // namespace larder::daemon

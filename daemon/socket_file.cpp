@@ -95,7 +95,8 @@ OwnFd bind_and_listen(const std::string& path) {
 
 }  // namespace
 
-Result<SocketFile> SocketFile::bind(const std::string& path, const std::string& group) {
+Result<SocketFile> SocketFile::bind(const std::string& path, mode_t mode,
+                                    const std::string& group) {
   sockaddr_un address{};
   if (path.empty() || path.size() >= sizeof address.sun_path)
     return Status(ErrorCode::kInvalidArgument, "socket path \"" + path + "\" has " +
@@ -107,7 +108,7 @@ Result<SocketFile> SocketFile::bind(const std::string& path, const std::string& 
   if (Status status = clear_path(path); !status.ok()) return status;
   SocketFile file(path, std::move(*lock), bind_and_listen(path));
   if (Status status = set_group(path, group); !status.ok()) return status;
-  if (::chmod(path.c_str(), 0660) != 0) throw SystemError("chmod(" + path + ", 0660)");
+  if (::chmod(path.c_str(), mode) != 0) throw SystemError("chmod(" + path + ")");
   return file;
 }
 

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <string>
+#include <sys/types.h>
 
 #include "larder/own_fd.h"
 #include "larder/status.h"
 
 namespace larder::daemon {
 
-// Binds and listens at `path` with mode 0660, whatever the umask. A lock file beside it
+// Binds and listens at `path` with the given mode, whatever the umask. A lock file beside it
 // ("PATH.lock") is held for the life of the object, so that of many starters exactly one wins and
 // a stale socket is replaced only by the one who holds the lock. Both files go with the object.
 class SocketFile {
@@ -16,7 +17,8 @@ class SocketFile {
   // BUSY: somebody holds the lock (the message has the pid) or answers at `path`.
   // INVALID_ARGUMENT: the path is too long, or something that is no socket is there (it is left
   // alone), or `group` (empty: the process's own) does not exist. Throws SystemError.
-  static Result<SocketFile> bind(const std::string& path, const std::string& group = "");
+  static Result<SocketFile> bind(const std::string& path, mode_t mode = 0660,
+                                 const std::string& group = "");
   SocketFile(SocketFile&& other) noexcept;
   SocketFile& operator=(SocketFile&&) = delete;
   ~SocketFile();

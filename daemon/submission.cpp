@@ -96,6 +96,33 @@ Status check_blocks(const MappedGroup& group, SessionId session,
   return {};
 }
 
+// What a client could ask for without end: rows that lie on top of each other, or keys that repeat.
+Status check_attend_size(const protocol::Submission& submission, const MappedGroup& group,
+                         const kernels::AttendParams& params) {
+  const auto& [rows, heads, dim] = submission.second.shape;
+  if (rows > protocol::kMaxRowsPerCall)
+    return invalid("q has " + std::to_string(rows) + " rows, at most " +
+                   std::to_string(protocol::kMaxRowsPerCall) + " go in one call");
+  if (submission.second.strides != std::array<int64_t, 3>{heads * dim, dim, 1})
+    return invalid("out must be dense when attention runs on request");
+  // Below 2^20 rows, 2^31 keys and 2^12 heads a double holds the sum well enough to compare.
+  double products = 0;
+  for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
+    const auto keys = kernels::touched_keys(params.causal, params.window_left,
+                                            params.q_lens[sequence], params.seq_lens[sequence]);
+    products += static_cast<double>(params.q_lens[sequence]) *
+                static_cast<double>(std::max<int64_t>(keys.end - keys.begin, 0));
+  }
+  const AttentionGeometry& geometry = group.view.geometry;
+  products *= static_cast<double>(heads) * (geometry.k_dim + geometry.v_dim);
+  if (products > static_cast<double>(protocol::kMaxAttendProductsPerCall))
+    return invalid("the attention has " + std::to_string(products) +
+                   " products (rows * keys * heads * dims), at most " +
+                   std::to_string(protocol::kMaxAttendProductsPerCall) +
+                   " go in one call: attend fewer rows at a time");
+  return {};
+}
+
 Status check_record(const protocol::Submission& submission, const MappedGroup& group) {
   if ((submission.flags & ~protocol::kKnownFlags) != 0)
     return invalid("flags is " + std::to_string(submission.flags) + ", known are " +
@@ -194,6 +221,7 @@ Result<SubmissionWork> run_attend(const protocol::Submission& submission,
   params.causal = (submission.flags & protocol::kFlagCausal) != 0;
   params.window_left = submission.window_left;
   if (Status status = kernels::validate_attend(params); !status.ok()) return status;
+  if (Status status = check_attend_size(submission, group, params); !status.ok()) return status;
   if (Status status = check_blocks(group, session, params); !status.ok()) return status;
   if (Status status = kernels::run_attend(params); !status.ok()) return status;
   return SubmissionWork{0, static_cast<uint64_t>(q->shape[0])};

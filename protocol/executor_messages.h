@@ -41,7 +41,8 @@ struct DetachPool {
 struct DropSession {
   uint64_t session = 0;
 };
-// Answered with Drained once everything that the session's ring held when this arrived is done.
+// Answered with Drained once the session's ring is empty or the session is dropped; asked again of
+// the next executor when this one dies.
 struct Drain {
   uint64_t session = 0;
   uint64_t ticket = 0;

@@ -52,7 +52,14 @@ inline constexpr uint32_t kSubmissionSlots = 64;
 inline constexpr uint32_t kCompletionSlots = 128;
 inline constexpr uint32_t kTimelineWords = 64;
 
-// One submission.
+// Keys of a token list are hashed on the daemon's only thread: about 0.6 us each.
+inline constexpr size_t kMaxBlocksPerTokenList = 131072;
+// Unread replies of a session beyond which no further file descriptors are sent to it.
+inline constexpr int kMaxUnreadBytesForFds = 16 * 1024;
+
+// One submission. The multiplications of one attention bound how long others wait for it: some ten
+// seconds of one core.
+inline constexpr int64_t kMaxAttendProductsPerCall = int64_t{1} << 36;
 inline constexpr int64_t kMaxRowsPerCall = int64_t{1} << 20;
 inline constexpr int64_t kMaxSequencesPerCall = int64_t{1} << 16;
 inline constexpr int64_t kMaxTableEntriesPerCall = int64_t{1} << 24;

@@ -136,7 +136,7 @@ TEST_CASE("used and slack add up to the physical bytes") {
 }
 
 TEST_CASE("a pool of a million blocks is opened in no time and serves blocks quickly") {
-  StateMachine machine({int64_t{1} << 40, {{"a", "salt"}}});
+  StateMachine machine({int64_t{1} << 40, {{"a", "salt"}}, 1024});
   const SessionId session{1};
   const PoolId pool{1};
   const auto start = std::chrono::steady_clock::now();

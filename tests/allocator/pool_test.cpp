@@ -196,6 +196,19 @@ TEST_CASE("a pool that passes the memory limit is refused with both sizes") {
   CHECK(driver.open_pool(session, second).created);
 }
 
+TEST_CASE("a pool past the number of pools is refused, and one that goes makes room") {
+  MachineDriver driver(int64_t{1} << 40, 1);
+  const SessionId session = driver.open_session("a", Role::kAdmin);
+  const PoolId first = driver.open_pool(session, small_pool(8)).pool;
+  PoolSpec second = small_pool(8);
+  second.name = "second";
+  check_status(driver.refused(OpenPool{0, session, second}), kResourceExhausted,
+               {"there are 1 pools", "at most 1"});
+  driver.expect<Done>(ClosePool{0, session, first});
+  driver.expect<Done>(DestroyPool{0, session, first});
+  CHECK(driver.open_pool(session, second).created);
+}
+
 TEST_CASE("closing a pool releases what the session holds in it, and the pool stays") {
   MachineDriver driver;
   const SessionId session = driver.open_session();

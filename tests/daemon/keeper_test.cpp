@@ -34,18 +34,21 @@ OwnFd pidfd_of(pid_t pid) { return OwnFd(static_cast<int>(::syscall(SYS_pidfd_op
 struct Owner {
   Keeper& keeper;
   int connection;
-  OwnFd pidfd = pidfd_of(::getpid());
+  pid_t pid = ::getpid();
+  OwnFd pidfd = pidfd_of(pid);
   uint64_t epoch = 0;
 
+  Keeper::Asker asker() const { return {connection, pid, pidfd.get()}; }
+
   ErrorCode hello() {
-    const auto answer = keeper.handle(connection, pidfd.get(), {}, {});
+    const auto answer = keeper.handle(asker(), {}, {});
     epoch = answer.reply.epoch;
     return static_cast<ErrorCode>(answer.reply.code);
   }
   Keeper::Answer ask(KeeperOp op, uint64_t key, std::vector<OwnFd> fds = {}, uint8_t mark = 0) {
     KeeperRequest request{protocol::kKeeperMagic, op, epoch, key, {}};
     request.metadata[0] = mark;
-    return keeper.handle(connection, pidfd.get(), request, std::move(fds));
+    return keeper.handle(asker(), request, std::move(fds));
   }
   ErrorCode put(uint64_t key, char content, uint8_t mark = 0) {
     std::vector<OwnFd> fds;
@@ -84,7 +87,7 @@ TEST_CASE("requests before hello, of another connection or of an old epoch chang
   Owner owner{keeper, 1};
   CHECK(owner.put(1, 'a') == ErrorCode::kPermissionDenied);
   REQUIRE(owner.hello() == ErrorCode::kOk);
-  Owner other{keeper, 2, pidfd_of(::getpid()), owner.epoch};
+  Owner other{keeper, 2, ::getpid(), pidfd_of(::getpid()), owner.epoch};
   CHECK(other.put(1, 'a') == ErrorCode::kPermissionDenied);
   const uint64_t old_epoch = owner.epoch;
   REQUIRE(owner.hello() == ErrorCode::kOk);
@@ -101,7 +104,7 @@ TEST_CASE("a new owner is admitted only when the old one's process is gone") {
     ::pause();
     ::_exit(0);
   }
-  Owner old_owner{keeper, 1, pidfd_of(child)};
+  Owner old_owner{keeper, 1, child, pidfd_of(child)};
   REQUIRE(old_owner.hello() == ErrorCode::kOk);
   REQUIRE(old_owner.put(1, 'a') == ErrorCode::kOk);
   Owner next{keeper, 2};
@@ -114,6 +117,17 @@ TEST_CASE("a new owner is admitted only when the old one's process is gone") {
   CHECK(next.hello() == ErrorCode::kOk);
   ::waitpid(child, nullptr, 0);
   CHECK(content_of(next.ask(KeeperOp::kList, 0).fd) == 'a');  // and the memory is still there
+}
+
+TEST_CASE("the owner itself may come back on a new connection") {
+  Keeper keeper;
+  Owner owner{keeper, 1};
+  REQUIRE(owner.hello() == ErrorCode::kOk);
+  REQUIRE(owner.put(1, 'a') == ErrorCode::kOk);
+  Owner again{keeper, 2};
+  CHECK(again.hello() == ErrorCode::kOk);
+  CHECK(again.put(2, 'b') == ErrorCode::kOk);
+  CHECK(owner.put(3, 'c') == ErrorCode::kPermissionDenied);
 }
 
 TEST_CASE("malformed records are refused and leak no fd") {
@@ -136,7 +150,7 @@ TEST_CASE("malformed records are refused and leak no fd") {
         ErrorCode::kInvalidArgument);
   KeeperRequest request;
   request.magic = 0;
-  CHECK(static_cast<ErrorCode>(keeper.handle(1, -1, request, {}).reply.code) ==
+  CHECK(static_cast<ErrorCode>(keeper.handle(owner.asker(), request, {}).reply.code) ==
         ErrorCode::kInvalidArgument);
   CHECK(count_fds() == before);
 }

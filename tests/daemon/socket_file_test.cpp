@@ -63,7 +63,7 @@ TEST_CASE("paths that cannot be are refused") {
   CHECK(too_long.status().message().find("107") != std::string::npos);
   std::filesystem::create_directory(folder.file("d.sock"));
   CHECK(SocketFile::bind(folder.file("d.sock")).status().code() == ErrorCode::kInvalidArgument);
-  auto no_group = SocketFile::bind(folder.file("g.sock"), "no-such-group-here");
+  auto no_group = SocketFile::bind(folder.file("g.sock"), 0660, "no-such-group-here");
   CHECK(no_group.status().code() == ErrorCode::kInvalidArgument);
   CHECK(no_group.status().message().find("no-such-group-here") != std::string::npos);
 }

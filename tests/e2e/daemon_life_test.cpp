@@ -37,6 +37,9 @@ TEST_CASE("the socket has mode 0660 under any umask") {
     struct stat info {};
     REQUIRE(::stat(node.socket().c_str(), &info) == 0);
     CHECK((info.st_mode & 0777) == 0660);
+    // Whoever speaks to the keeper gets every tenant's memory.
+    REQUIRE(::stat(node.keeper_socket().c_str(), &info) == 0);
+    CHECK((info.st_mode & 0777) == 0600);
   }
 }
 
@@ -168,6 +171,11 @@ TEST_CASE("without its keeper larderd is not ready and makes no pool, but serves
   CHECK(second.status().code() == ErrorCode::kUnavailable);
   CHECK(pool->allocate(1).ok());
   CHECK(node.ctl({"pools"}).size() == 1);
+  // A new keeper is given everything again.
+  node.start_keeper();
+  node.await_ready();
+  CHECK(node.ctl({"status"})["keeper_segments"] == 1);
+  CHECK(client.open_pool(small_pool("q", Execution::kOnRequest)).ok());
 }
 
 TEST_CASE("metrics name every state of a pool from the first scrape on") {

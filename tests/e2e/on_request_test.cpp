@@ -323,8 +323,104 @@ TEST_CASE("hostile records are refused by field, and the ring goes on") {
         s.block_table_stride = ~uint64_t{0};
       },
       "stride");
+  // Work without end: rows on top of each other, and keys that repeat.
+  const auto big_attend = [](S& s) {
+    s.op = 2;
+    s.q_lens = s.seq_lens = s.block_table = {protocol::kArenaDataOffset, 0};
+    s.q_lens.count = s.seq_lens.count = s.block_table.count = 1;
+    s.first.shape = s.second.shape = {1 << 21, 1, kDim};
+    s.first.strides = {0, 0, 0};
+    s.second.strides = {1, 1, 1};
+  };
+  refused(big_attend, "");
+  refused(
+      [&](S& s) {
+        big_attend(s);
+        s.second.strides = {kDim, kDim, 1};
+      },
+      "");
   CHECK(raw.run(good).ok());
   CHECK(node.ctl({"status"})["executor_restarts"] == 0);
+}
+
+TEST_CASE("an attention past the limit of one call is refused with the products") {
+  Node node;
+  Client client = node.connect({.arena_bytes = 64 << 20});
+  auto pool = client.open_pool(small_pool("p", Execution::kOnRequest, KvFormat::kBf16, 4096));
+  REQUIRE(pool.ok());
+  Sequence sequence = pool->begin_sequence();
+  REQUIRE(sequence.extend(60000).ok());
+  // 20000 rows * (40001 .. 60000) keys at most * 1 head * 128: 1.5e11, more than 2^36 = 6.9e10.
+  std::vector<float> q(20000 * kDim);
+  std::vector<float> out(20000 * kDim);
+  const Status refused = sequence.attend(0, rows(q), rows(out));
+  CHECK(refused.code() == ErrorCode::kInvalidArgument);
+  CHECK(refused.message().find("68719476736") != std::string::npos);
+  std::vector<float> one(kDim);
+  CHECK(sequence.attend(0, rows(one), rows(one)).ok());
+}
+
+TEST_CASE("a call that overtakes the executor's knowledge of its pool waits for it") {
+  Node node;
+  const auto executor = node.ctl({"status"})["executor_pid"].get<pid_t>();
+  Client client = node.connect();
+  ::kill(executor, SIGSTOP);
+  std::vector<Pool> pools;
+  for (int i = 0; i < 20; ++i)
+    pools.push_back(
+        client.open_pool(small_pool("p" + std::to_string(i), Execution::kOnRequest)).value());
+  // The executor goes on once the record is in the ring.
+  Process waker({"/bin/sh", "-c", "sleep 0.2; kill -CONT " + std::to_string(executor)}, "");
+  std::vector<float> kv(kDim, 1.0f);
+  const int64_t skip = -1;
+  CHECK(pools.back().append(0, rows(kv), rows(kv), std::span(&skip, 1)).to_string() == "OK");
+}
+
+TEST_CASE("a block is not published before what was queued for it has run") {
+  Node node;
+  RawSession raw(node);
+  protocol::GroupSpec spec;
+  spec.name = "attention";
+  spec.block_tokens = 1;
+  spec.num_blocks = 8;
+  protocol::AttentionGroup attention;
+  attention.num_layers = attention.num_kv_heads = 1;
+  attention.k_dim = attention.v_dim = kDim;
+  attention.k_format = attention.v_format = "bf16";
+  spec.kind = attention;
+  const auto pool =
+      raw.control.call_for<protocol::PoolOpened>(protocol::OpenPool{{"p", "test", {spec}}}).value();
+  const auto blocks =
+      raw.control.call_for<protocol::Blocks>(protocol::Allocate{pool.pool, 0, 1}).value();
+  const auto executor = node.ctl({"status"})["executor_pid"].get<pid_t>();
+  ::kill(executor, SIGSTOP);
+  const auto now = std::chrono::steady_clock::now();
+  REQUIRE(raw.ring.start(now + std::chrono::seconds(10)).ok());
+  const std::vector<float> ones(kDim, 1.0f);
+  const int64_t slot = blocks.blocks[0].id;
+  protocol::Submission append;
+  append.op = static_cast<uint32_t>(protocol::Op::kAppend);
+  append.pool = pool.pool;
+  append.first.dtype = static_cast<uint32_t>(Dtype::kFp32);
+  append.first.offset_bytes = raw.ring.stage(ones.data(), ones.size()).value().offset_bytes;
+  append.first.shape = {1, 1, kDim};
+  append.first.strides = {kDim, kDim, 1};
+  append.second = append.first;
+  append.slots = raw.ring.stage(&slot, 1).value();
+  CHECK(raw.ring.run(append, now).code() == ErrorCode::kDeadlineExceeded);  // it stays queued
+  // The stopped executor dies while the publication waits for it.
+  Process killer({"/bin/sh", "-c", "sleep 0.2; kill -KILL " + std::to_string(executor)}, "");
+  const auto published = raw.control.call(
+      protocol::Publish{pool.pool, "", std::vector<int32_t>{5}, blocks.blocks, {}, 0});
+  CHECK(published.status().to_string() == "OK");
+  REQUIRE(raw.ring.start(std::chrono::steady_clock::now() + std::chrono::seconds(10)).ok());
+  Client reader = node.connect();
+  PoolOptions same = small_pool("p", Execution::kInProcess, KvFormat::kBf16);
+  same.geometry.num_layers = same.geometry.block_tokens = 1;
+  auto mapped = reader.open_pool(same);
+  REQUIRE_MESSAGE(mapped.ok(), mapped.status().to_string());
+  const auto bytes = pool_bytes(*mapped, {blocks.blocks[0].id, 0}, 2);
+  CHECK(bytes == std::vector<std::byte>{std::byte{0x80}, std::byte{0x3f}});  // bf16 1.0
 }
 
 TEST_CASE("a session whose ring indices make no sense is ended, others are not") {

@@ -10,6 +10,9 @@
 
 #include <doctest/doctest.h>
 
+#include "client/control_connection.h"
+#include "protocol/channel.h"
+#include "protocol/limits.h"
 #include "tests/support/node.h"
 
 namespace larder::test {
@@ -292,6 +295,74 @@ TEST_CASE("attaching and detaching many times leaks no descriptor") {
   CHECK(eventually([&] {
     return count_fds(node.larderd().pid()) == daemon_fds && count_fds(executor) == executor_fds;
   }));
+}
+
+TEST_CASE("a process whose sessions end without open blocks is not watched for ever") {
+  Node node;
+  for (int i = 0; i < 50; ++i) {
+    protocol::Connect hello;
+    hello.tenant = "default";
+    hello.role = "append";
+    auto control =
+        ControlConnection::connect(node.socket(), hello, std::chrono::seconds(10)).value();
+    Client other = node.connect();
+    auto pool = other.open_pool(small_pool("p", Execution::kInProcess));
+    REQUIRE(pool.ok());
+    auto opened = control.call(protocol::OpenSegments{1, 0, 0, 1});
+    CHECK(!opened.ok());  // not open in that session
+  }
+  CHECK(eventually([&] { return node.ctl({"sessions"}).size() == 1; }));
+}
+
+TEST_CASE("a client that does not read its segments gets no more of them") {
+  Node node;
+  Client client = node.connect();
+  auto pool = client.open_pool(small_pool("p", Execution::kInProcess));
+  REQUIRE(pool.ok());
+  auto socket = protocol::connect_before(
+                    node.socket(), std::chrono::steady_clock::now() + std::chrono::seconds(10))
+                    .value();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  protocol::Connect hello;
+  hello.min_version = hello.max_version = protocol::kMaxVersion;
+  hello.tenant = "default";
+  hello.role = "append";
+  const auto send = [&](protocol::RequestBody body) {
+    const auto bytes = protocol::encode(protocol::Request{1, 0, std::move(body)});
+    REQUIRE(protocol::send_before(socket.get(), bytes, {}, deadline).ok());
+  };
+  const auto receive = [&] {
+    return protocol::decode_reply(protocol::receive_before(socket.get(), deadline).value().bytes)
+        .value();
+  };
+  protocol::GroupSpec spec;
+  spec.name = "attention";
+  spec.block_tokens = 16;
+  spec.num_blocks = 8;
+  protocol::AttentionGroup attention;
+  attention.num_layers = 2;
+  attention.num_kv_heads = 1;
+  attention.k_dim = attention.v_dim = 64;
+  attention.k_format = attention.v_format = "nvfp4";
+  spec.kind = attention;
+  send(hello);
+  receive();
+  send(protocol::OpenPool{{"p", "test", {spec}}});
+  const uint64_t id = std::get<protocol::PoolOpened>(receive().body).pool;
+  for (int i = 0; i < 100; ++i) send(protocol::OpenSegments{id, 0, 0, 1});
+  int granted = 0;
+  int busy = 0;
+  for (int i = 0; i < 100; ++i) {
+    const auto reply = receive();
+    if (const auto* status = std::get_if<Status>(&reply.body)) {
+      CHECK(status->code() == ErrorCode::kBusy);
+      ++busy;
+    } else {
+      ++granted;
+    }
+  }
+  CHECK(granted > 0);
+  CHECK(granted + busy == 100);
 }
 
 TEST_CASE("a pool is destroyed by an admin once nobody has it open") {

@@ -32,8 +32,8 @@ inline PoolSpec small_pool(int64_t num_blocks, int32_t block_tokens = 4) {
 
 class MachineDriver {
  public:
-  explicit MachineDriver(int64_t memory_bytes = int64_t{1} << 40)
-      : machine({memory_bytes, {{"a", "salt of a"}, {"b", "salt of b"}}}) {}
+  explicit MachineDriver(int64_t memory_bytes = int64_t{1} << 40, size_t max_pools = 1024)
+      : machine({memory_bytes, {{"a", "salt of a"}, {"b", "salt of b"}}, max_pools}) {}
 
   Effects apply(const Event& event) {
     Effects carried_out = machine.apply(event, now_us);

@@ -36,9 +36,7 @@ std::string fetch(uint16_t port, const std::string& path) {
 std::string program(const std::string& name) { return std::string(LARDER_BIN_DIR) + "/" + name; }
 
 Node::Node(std::vector<std::string> options) : options_(std::move(options)) {
-  keeper_.emplace(std::vector<std::string>{program("larder-keeper"), "--socket", keeper_socket()},
-                  folder_.file("keeper.log"));
-  REQUIRE(eventually([&] { return ::access(keeper_socket().c_str(), F_OK) == 0; }));
+  start_keeper();
   start_larderd();
   await_ready();
 }
@@ -52,6 +50,13 @@ Node::~Node() {
   if (const std::string text = log();
       text.find("ERROR: ") != std::string::npos || text.find("runtime error") != std::string::npos)
     FAIL_CHECK("larderd or its executor reported: ", text);
+}
+
+void Node::start_keeper() {
+  keeper_.reset();
+  keeper_.emplace(std::vector<std::string>{program("larder-keeper"), "--socket", keeper_socket()},
+                  folder_.file("keeper.log"));
+  REQUIRE(eventually([&] { return ::access(keeper_socket().c_str(), F_OK) == 0; }));
 }
 
 void Node::start_larderd() {

@@ -25,6 +25,7 @@ class Node {
   Process& larderd() { return *larderd_; }
   Process& keeper() { return *keeper_; }
 
+  void start_keeper();
   void start_larderd();
   // Waits until /readyz says ok.
   void await_ready() const;
