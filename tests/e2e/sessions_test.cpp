@@ -14,6 +14,7 @@
 #include "protocol/channel.h"
 #include "protocol/limits.h"
 #include "tests/support/node.h"
+#include "tests/support/raw_session.h"
 
 namespace larder::test {
 namespace {
@@ -335,19 +336,9 @@ TEST_CASE("a client that does not read its segments gets no more of them") {
     return protocol::decode_reply(protocol::receive_before(socket.get(), deadline).value().bytes)
         .value();
   };
-  protocol::GroupSpec spec;
-  spec.name = "attention";
-  spec.block_tokens = 16;
-  spec.num_blocks = 8;
-  protocol::AttentionGroup attention;
-  attention.num_layers = 2;
-  attention.num_kv_heads = 1;
-  attention.k_dim = attention.v_dim = 64;
-  attention.k_format = attention.v_format = "nvfp4";
-  spec.kind = attention;
   send(hello);
   receive();
-  send(protocol::OpenPool{{"p", "test", {spec}}});
+  send(protocol::OpenPool{raw_pool("nvfp4", 2, 16)});
   const uint64_t id = std::get<protocol::PoolOpened>(receive().body).pool;
   for (int i = 0; i < 100; ++i) send(protocol::OpenSegments{id, 0, 0, 1});
   int granted = 0;
