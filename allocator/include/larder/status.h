@@ -15,7 +15,7 @@
 
 namespace larder {
 
-// The same codes in the schema, the C++ and C APIs, the CLI's JSON and the `reason` metric label.
+// The same codes in the schema, the C++ API, the CLI's JSON and the `reason` metric label.
 enum class ErrorCode : uint16_t {
   kOk = 0,
   kInvalidArgument = 1,    // a field is wrong whatever the state is
