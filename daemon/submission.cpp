@@ -116,7 +116,8 @@ Status check_attend_size(const protocol::Submission& submission, const MappedGro
   const AttentionGeometry& geometry = group.view.geometry;
   products *= static_cast<double>(heads) * (geometry.k_dim + geometry.v_dim);
   if (products > static_cast<double>(protocol::kMaxAttendProductsPerCall))
-    return invalid("the attention has " + std::to_string(products) +
+    return invalid("the attention has " +
+                   std::to_string(static_cast<int64_t>(std::min(products, 9e18))) +
                    " products (rows * keys * heads * dims), at most " +
                    std::to_string(protocol::kMaxAttendProductsPerCall) +
                    " go in one call: attend fewer rows at a time");

@@ -47,7 +47,7 @@ TEST_CASE("SIGTERM ends an idle larderd with 0, and its files are gone") {
   Node node;
   const auto executor_pid = node.ctl({"status"})["executor_pid"].get<pid_t>();
   node.larderd().signal(SIGTERM);
-  CHECK(node.larderd().wait_exit(5s) == 0);
+  CHECK(node.larderd().wait_exit(20s) == 0);
   CHECK(::access(node.socket().c_str(), F_OK) != 0);
   CHECK(::access((node.socket() + ".lock").c_str(), F_OK) != 0);
   CHECK(::kill(executor_pid, 0) != 0);
@@ -63,7 +63,7 @@ TEST_CASE("SIGTERM with a client: readyz fails, livez does not, the client's end
   REQUIRE(!late.ok());
   CHECK(late.status().code() == ErrorCode::kShuttingDown);
   client.reset();
-  CHECK(node.larderd().wait_exit(5s) == 0);
+  CHECK(node.larderd().wait_exit(20s) == 0);
 }
 
 TEST_CASE("after SIGKILL of larderd a new one starts on the same sockets and keeper") {
@@ -74,7 +74,7 @@ TEST_CASE("after SIGKILL of larderd a new one starts on the same sockets and kee
     REQUIRE(pool.ok());
     CHECK(node.ctl({"status"})["keeper_segments"] == 1);
     node.larderd().signal(SIGKILL);
-    REQUIRE(node.larderd().wait_exit(5s) == 128 + SIGKILL);
+    REQUIRE(node.larderd().wait_exit(20s) == 128 + SIGKILL);
     auto gone = pool->allocate(1);
     REQUIRE(!gone.ok());
     CHECK(gone.status().code() == ErrorCode::kUnavailable);
@@ -146,7 +146,7 @@ TEST_CASE("the sample configuration is a valid one") {
       folder.file("log"));
   CHECK(eventually([&] { return ::access(folder.file("l.sock").c_str(), F_OK) == 0; }));
   larderd.signal(SIGTERM);
-  CHECK(larderd.wait_exit(10s) == 0);
+  CHECK(larderd.wait_exit(20s) == 0);
 }
 
 TEST_CASE("larderd without a keeper says so and ends") {
@@ -164,7 +164,7 @@ TEST_CASE("without its keeper larderd is not ready and makes no pool, but serves
   auto pool = client.open_pool(small_pool("p", Execution::kOnRequest));
   REQUIRE(pool.ok());
   node.keeper().signal(SIGKILL);
-  REQUIRE(node.keeper().wait_exit(5s).has_value());
+  REQUIRE(node.keeper().wait_exit(20s).has_value());
   CHECK(node.http("/readyz").find("the keeper is gone") != std::string::npos);
   auto second = client.open_pool(small_pool("q", Execution::kOnRequest));
   REQUIRE(!second.ok());

@@ -72,7 +72,7 @@ TEST_CASE("exit codes: 1 refused, 2 usage, 3 nobody answers") {
 TEST_CASE("a stale socket and a silent daemon end within the deadline") {
   Node node;
   node.larderd().signal(SIGKILL);
-  REQUIRE(node.larderd().wait_exit(std::chrono::seconds(5)).has_value());
+  REQUIRE(node.larderd().wait_exit(std::chrono::seconds(20)).has_value());
   const Output stale = ctl(node.socket(), {"status"});
   CHECK(stale.exit_code == 3);
   CHECK(stale.stderr_text.find("stale") != std::string::npos);
