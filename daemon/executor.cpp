@@ -60,7 +60,7 @@ Executor::Executor(boost::asio::io_context& loop, OwnFd larderd_socket)
   larderd_->start({[this](protocol::Received received) { handle(std::move(received)); },
                    [this] { loop_.stop(); }});
   report(protocol::Ready{});
-  report_counters();
+  report_counters_regularly();
 }
 
 Executor::~Executor() { larderd_->close(); }
@@ -130,6 +130,7 @@ void Executor::handle(const protocol::DetachPool& command) {
 void Executor::handle(const protocol::DropSession& command) {
   const auto ring = rings_.find(command.session);
   if (ring == rings_.end()) return;
+  report_counters();  // so that the figures are whole when the session has ended
   report_drains(*ring->second);
   rings_.erase(ring);
 }
@@ -261,14 +262,17 @@ void Executor::sleep_ring(uint64_t session, Ring& ring) {
 }
 
 void Executor::report_counters() {
-  if (std::exchange(counters_changed_, false)) {
-    protocol::Counters counters;
-    for (const auto& [id, pool] : pools_) counters.pools.push_back(pool.counters);
-    report(counters);
-  }
+  if (!std::exchange(counters_changed_, false)) return;
+  protocol::Counters counters;
+  for (const auto& [id, pool] : pools_) counters.pools.push_back(pool.counters);
+  report(counters);
+}
+
+void Executor::report_counters_regularly() {
+  report_counters();
   counters_timer_.expires_after(kCountersPeriod);
   counters_timer_.async_wait([this](const boost::system::error_code& error) {
-    if (!error) report_counters();
+    if (!error) report_counters_regularly();
   });
 }
 

@@ -67,6 +67,7 @@ class Executor {
   Status copy_blocks(const protocol::CopyBlocks& command);
   void report(const protocol::ExecutorReport& report);
   void report_counters();
+  void report_counters_regularly();
 
   boost::asio::io_context& loop_;
   std::shared_ptr<Connection> larderd_;

@@ -103,7 +103,8 @@ rules() {
 configure() {
   local folder=$1
   shift
-  run cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLARDER_TESTS=ON "$@"
+  run cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLARDER_TESTS=ON \
+    -DLARDER_WERROR=ON "$@"
 }
 
 # build FOLDER OPTIONS...

@@ -128,6 +128,14 @@ TEST_CASE("a second engine starts from the first one's prefix and says the same"
   CHECK(first["texts"][0]["hit_tokens"] == 0);
   CHECK(second["texts"][0]["hit_tokens"] == 64);  // of 66, in blocks of 16
   CHECK(first["texts"][0]["text"] == second["texts"][0]["text"]);
+  // Both ran in process; on request the daemon counts, once per layer.
+  std::vector<std::string> on_request = options;
+  on_request.insert(on_request.end(), {"--execution", "on-request"});
+  const auto third = nlohmann::json::parse(generate(node, on_request).stdout_text);
+  CHECK(eventually([&] {
+    return node.ctl({"pools"})[0]["appended_tokens_total"] ==
+           6 * third["summary"]["appended_tokens"].get<int>();
+  }));
   CHECK(second["summary"]["appended_tokens"] ==
         first["summary"]["appended_tokens"].get<int>() - 64);
 }
