@@ -127,8 +127,8 @@ show() {
   cmp "$run/in-process.txt" "$run/on-request.txt" || die "the texts differ"
   echo "The two texts are the same, byte for byte."
 
-  say "Where is the KV cache? Another process flips one byte of the pool after the prefill"
-  generate poked --execution on-request --pool demo --poke
+  say "Where is the KV cache? A second connection changes one byte of the pool after the prefill"
+  generate poked --execution on-request --pool demo --poke --no-stream
   if cmp -s "$run/in-process.txt" "$run/poked.txt"; then die "the poke changed nothing"; fi
   echo "The text changed: the keys and values are in the pool, not in the engine."
 
