@@ -228,21 +228,5 @@ TEST_CASE("an attention past the limit of one call is refused with the products"
   CHECK(sequence.attend(0, rows(one), rows(one)).ok());
 }
 
-TEST_CASE("a call that overtakes the executor's knowledge of its pool waits for it") {
-  Node node;
-  const auto executor = node.ctl({"status"})["executor_pid"].get<pid_t>();
-  Client client = node.connect();
-  ::kill(executor, SIGSTOP);
-  std::vector<Pool> pools;
-  for (int i = 0; i < 20; ++i)
-    pools.push_back(
-        client.open_pool(small_pool("p" + std::to_string(i), Execution::kOnRequest)).value());
-  // The executor goes on once the record is in the ring.
-  Process waker({"/bin/sh", "-c", "sleep 0.2; kill -CONT " + std::to_string(executor)}, "");
-  std::vector<float> kv(kDim, 1.0f);
-  const int64_t skip = -1;
-  CHECK(pools.back().append(0, rows(kv), rows(kv), std::span(&skip, 1)).to_string() == "OK");
-}
-
 }  // namespace
 }  // namespace larder::test

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
 
+#include "allocator/mapped_range.h"
 #include "client/control_connection.h"
 #include "client/request_ring.h"
 #include "protocol/limits.h"
@@ -21,7 +24,10 @@ struct RawSession {
           hello.arena_bytes = protocol::kMinArenaBytes;
           return ControlConnection::connect(node.socket(), hello, std::chrono::seconds(10)).value();
         }()),
-        ring(RequestRing::open(control.take_fds(), control.session().arena_bytes).value()) {}
+        fds(control.take_fds()),
+        mapping(SharedMapping::map(fds.at(0).get(),
+                                   static_cast<int64_t>(control.session().arena_bytes), true)),
+        ring(RequestRing::open(std::move(fds), control.session().arena_bytes).value()) {}
 
   Status run(const protocol::Submission& record) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -29,7 +35,13 @@ struct RawSession {
     return ring.run(record, deadline);
   }
 
+  protocol::ArenaHeader& header() const {
+    return *reinterpret_cast<protocol::ArenaHeader*>(mapping.data());
+  }
+
   ControlConnection control;
+  std::vector<OwnFd> fds;  // until the ring has taken them
+  SharedMapping mapping;   // a second look at the arena
   RequestRing ring;
 };
 
