@@ -49,7 +49,7 @@ Status validate_geometry(const AttentionGeometry& geometry, Encoder encoder);
 // named in the message. Takes a double so that a value which is lost in the conversion is refused.
 Status validate_scale(std::string_view field, double value);
 
-// Shapes, strides, slots and lengths of a call. `*_host` says that the arrays may be read here.
+// Shapes, strides, slots and lengths of a call; the pool's memory need not be mapped here.
 // Nothing is written and no tensor element is read. INVALID_ARGUMENT names the field and numbers:
 // shape mismatch with the pool, more slots than rows, a slot past the pool, a seq_len that its
 // block-table row cannot hold, a block id outside the pool within the used part of a row.

@@ -13,8 +13,9 @@
 //
 // Errors: every call that can be refused returns Status or Result with a code and a sentence; a
 // refusal changes nothing and the connection stays usable. UNAVAILABLE means that the daemon is
-// gone, DEADLINE_EXCEEDED that it did not answer in time. Failures of the operating system in this
-// process throw larder::SystemError. Every call has a deadline (ClientOptions::deadline).
+// gone or that its executor died again and again under the call, DEADLINE_EXCEEDED that it did not
+// answer in time. Failures of the operating system in this process throw larder::SystemError. Every
+// call has a deadline (ClientOptions::deadline).
 //
 // Thread rule: a Client, and the pools and sequences made from it, are used by one thread at a
 // time. Different clients are independent. A Client outlives its pools, a Pool its sequences.
