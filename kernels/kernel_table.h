@@ -22,50 +22,73 @@ inline constexpr int32_t kMaxKvHeads = 1024;
 inline constexpr int32_t kMaxQueryHeads = 4096;
 inline constexpr int32_t kMaxBlockTokens = 4096;
 inline constexpr int32_t kMaxLayers = 4096;
+inline constexpr int32_t kMaxSplits = 4096;
+inline constexpr int64_t kMaxMergeStates = 4096;
 
-struct AppendKernel {
-  std::string_view name;                           // "cpu_append"
-  std::string_view backend;                        // "cpu"
-  Status (*supports)(const AppendParams& params);  // looks at everything but the data
-  void (*launch)(const AppendParams& params);
+template <typename Params>
+struct Kernel {
+  std::string_view name;                     // "cpu_append"
+  std::string_view backend;                  // "cpu"
+  Status (*supports)(const Params& params);  // looks at everything but the data
+  void (*launch)(const Params& params);
 };
 
-struct AttendKernel {
-  std::string_view name;
-  std::string_view backend;
-  Status (*supports)(const AttendParams& params);
-  void (*launch)(const AttendParams& params);
-};
-
-std::span<const AppendKernel> append_kernels();
-std::span<const AttendKernel> attend_kernels();
+std::span<const Kernel<AppendParams>> append_kernels();
+std::span<const Kernel<GatherParams>> gather_kernels();
+std::span<const Kernel<AttendParams>> attend_kernels();
+std::span<const Kernel<SparseMlaParams>> sparse_mla_kernels();
+std::span<const Kernel<MergeParams>> merge_kernels();
+std::span<const Kernel<CombineParams>> combine_kernels();
+std::span<const Kernel<ConvertParams>> convert_kernels();
+std::span<const Kernel<CopyParams>> copy_kernels();
+std::span<const Kernel<ScrubParams>> scrub_kernels();
+std::span<const Kernel<ChecksumParams>> checksum_kernels();
 
 // INVALID_ARGUMENT for a field that no pool can have (zero, negative, past the limits above, dim
 // not a multiple of 16 with nvfp4), UNSUPPORTED for a format or encoder that no kernel serves yet.
 // The message names the field, the value and what is supported.
-Status validate_geometry(const AttentionGeometry& geometry, Encoder encoder);
+Status validate_geometry(const AttentionGeometry& geometry, Encoder encoder,
+                         KeyTransform key_transform = KeyTransform::kNone);
 
 // INVALID_ARGUMENT unless the value, as a float, is finite and a normal number > 0. `field` is
 // named in the message. Takes a double so that a value which is lost in the conversion is refused.
 Status validate_scale(std::string_view field, double value);
 
-// Shapes, strides, slots and lengths of a call; the pool's memory need not be mapped here.
+// Shapes, strides, slots, lengths and tables of a call; the pool's memory need not be mapped here.
 // Nothing is written and no tensor element is read. INVALID_ARGUMENT names the field and numbers:
 // shape mismatch with the pool, more slots than rows, a slot past the pool, a seq_len that its
-// block-table row cannot hold, a block id outside the pool within the used part of a row.
+// block-table row cannot hold, a block id outside the pool within the used part of a row, options
+// that exclude each other.
 Status validate_append(const AppendParams& params);
+Status validate_gather(const GatherParams& params);
 Status validate_attend(const AttendParams& params);
+Status validate_sparse_mla(const SparseMlaParams& params);
+Status validate_merge(const MergeParams& params);
+Status validate_combine(const CombineParams& params);
+Status validate_convert(const ConvertParams& params);
+Status validate_copy(const CopyParams& params);
+Status validate_scrub(const ScrubParams& params);
+Status validate_checksum(const ChecksumParams& params);
 
 // Validates, picks the first row that supports the call, and launches it.
 Status run_append(const AppendParams& params);
+Status run_gather(const GatherParams& params);
 Status run_attend(const AttendParams& params);
+Status run_sparse_mla(const SparseMlaParams& params);
+Status run_merge(const MergeParams& params);
+Status run_combine(const CombineParams& params);
+Status run_convert(const ConvertParams& params);
+Status run_copy(const CopyParams& params);
+Status run_scrub(const ScrubParams& params);
+Status run_checksum(const ChecksumParams& params);
 
-// One line of the capability query: an op on a pair of formats, and the dims it takes.
+// One line of the capability query: an op on a pair of formats (or an MLA row format, or "any"
+// where the op does not look at formats), and the dims it takes.
 struct Capability {
-  std::string op;       // "append", "attend"
+  std::string op;       // "append", "gather", "attend", "sparse_mla", "merge", ...
   std::string backend;  // "cpu"
-  KvFormat k_format;
-  KvFormat v_format;
+  std::string k_format;
+  std::string v_format;
   int32_t dim_multiple;  // k_dim and v_dim must be multiples of this
   int32_t dim_max;
 };

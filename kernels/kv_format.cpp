@@ -31,6 +31,12 @@ int64_t row_scale_bytes(KvFormat format, int64_t dim) {
 PageLayout page_layout(const AttentionGeometry& geometry) {
   const int64_t rows = int64_t{geometry.num_kv_heads} * geometry.block_tokens;
   PageLayout page;
+  if (geometry.mla_row != MlaRow::kNone) {
+    page.page_bytes = rows * mla_row_bytes(geometry.mla_row);
+    page.k_scale_offset_bytes = page.v_data_offset_bytes = page.v_scale_offset_bytes =
+        page.page_bytes;
+    return page;
+  }
   page.k_scale_offset_bytes = rows * row_data_bytes(geometry.k_format, geometry.k_dim);
   page.v_data_offset_bytes =
       page.k_scale_offset_bytes + rows * row_scale_bytes(geometry.k_format, geometry.k_dim);

@@ -1,9 +1,9 @@
 #include "kernels/cpu/append.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/formats.h"
+#include "kernels/cpu/view_rows.h"
 #include "kernels/kernel_table.h"
 
 // clang-format off
@@ -11,75 +11,130 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/append.cpp"
 #include <hwy/foreach_target.h>  // before highway.h
 #include <hwy/highway.h>
+#include "kernels/cpu/encode-inl.h"
+#include "kernels/cpu/mla_encode-inl.h"
+#include "kernels/cpu/nvfp4_direct-inl.h"
+#include "kernels/cpu/rotate-inl.h"
 #include "kernels/cpu/rows-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace larder::kernels::HWY_NAMESPACE {
 
-// K or V: where its rows come from and where they go.
+using cpu::view_row;
+using cpu::view_stride;
+
+// K or V: where its rows come from, what becomes of them and where they go.
 struct AppendSide {
   const TensorView* source;
   KvFormat format;
   int64_t dim;
   int64_t data_offset_bytes;   // of the region in a page
   int64_t scale_offset_bytes;  // of the region in a page
-  float global_scale;
+  float scale;                 // of the tensor
+  const float* key_offset;     // [num_kv_heads, dim], or nullptr
+  bool rotated;
+
+  bool is_transformed() const { return key_offset != nullptr || rotated; }
+  bool is_direct(Encoder encoder) const {
+    return !is_transformed() && format == KvFormat::kNvfp4 && encoder == Encoder::kReference &&
+           source->dtype == Dtype::kBf16 && source->strides[2] == 1;
+  }
+  bool keeps_bits() const {
+    return !is_transformed() && ((format == KvFormat::kBf16 && source->dtype == Dtype::kBf16) ||
+                                 (format == KvFormat::kFp16 && source->dtype == Dtype::kFp16));
+  }
 };
 
-inline void write_row(const AppendSide& side, const std::byte* source, std::byte* data,
-                      std::byte* scales) {
-  const Dtype dtype = side.source->dtype;
-  const int64_t stride = side.dim > 1 ? side.source->strides[2] : 1;
-  if (side.format == KvFormat::kBf16 && dtype == Dtype::kBf16) {
-    // Bits are copied, so a NaN's payload survives.
-    if (stride == 1) {
-      std::memcpy(data, source, static_cast<size_t>(2 * side.dim));
-    } else {
-      for (int64_t i = 0; i < side.dim; ++i)
-        std::memcpy(data + 2 * i, source + 2 * i * stride, sizeof(uint16_t));
-    }
+// Bits are copied, so a NaN's payload survives.
+inline void copy_u16_row(const std::byte* source, int64_t stride, int64_t count,
+                         std::byte* target) {
+  if (stride == 1) {
+    std::memcpy(target, source, static_cast<size_t>(2 * count));
     return;
   }
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(target + 2 * i, source + 2 * i * stride, sizeof(uint16_t));
+}
+
+inline void write_row(const AppendParams& params, const AppendSide& side, int64_t head,
+                      const std::byte* source, std::byte* data, std::byte* scales) {
+  const int64_t stride = view_stride(*side.source);
+  if (side.keeps_bits()) return copy_u16_row(source, stride, side.dim, data);
   HWY_ALIGN float values[kMaxHeadDim];
-  load_floats(dtype, source, stride, side.dim, values);
-  if (side.format == KvFormat::kNvfp4)
-    encode_nvfp4_row(values, side.dim, side.global_scale, data, scales);
-  else
-    store_floats(Dtype::kBf16, values, 1, side.dim, data);
+  load_floats(side.source->dtype, source, stride, side.dim, values);
+  if (side.key_offset != nullptr) {
+    const float* offset = side.key_offset + head * side.dim;
+    for (int64_t i = 0; i < side.dim; ++i) values[i] -= offset[i];
+  }
+  if (side.rotated) rotate_row(values, side.dim);
+  encode_row(side.format, params.layer.encoder, values, side.dim, side.scale, data, scales);
+}
+
+inline std::byte* page_of(const LayerView& layer, int64_t slot) {
+  return layer.base + slot / layer.geometry.block_tokens * layer.block_stride_bytes;
 }
 
 inline void append_side(const AppendParams& params, const AppendSide& side) {
   const LayerView& layer = params.layer;
   const AttentionGeometry& geometry = layer.geometry;
-  const TensorView& source = *side.source;
-  const auto* source_bytes = static_cast<const std::byte*>(source.data);
-  const int64_t element_bytes = dtype_bytes(source.dtype);
   const int64_t data_bytes = row_data_bytes(side.format, side.dim);
   const int64_t scale_bytes = row_scale_bytes(side.format, side.dim);
+  const bool direct = side.is_direct(layer.encoder);
+  DirectEncoder encoder(side.scale);
   for (int64_t row = 0; row < params.num_slots; ++row) {
     const int64_t slot = params.slots[row];
     if (slot < 0) continue;
-    std::byte* page = layer.base + slot / geometry.block_tokens * layer.block_stride_bytes;
+    std::byte* page = page_of(layer, slot);
     const int64_t offset = slot % geometry.block_tokens;
-    // The stride of an axis of size 1 may be anything; it only meets index 0 here.
-    const std::byte* source_row = source_bytes + row * source.strides[0] * element_bytes;
     for (int64_t head = 0; head < geometry.num_kv_heads; ++head) {
       const int64_t target_row = head * geometry.block_tokens + offset;
-      write_row(side, source_row + head * source.strides[1] * element_bytes,
-                page + side.data_offset_bytes + target_row * data_bytes,
-                page + side.scale_offset_bytes + target_row * scale_bytes);
+      const std::byte* source = view_row(*side.source, row, head);
+      std::byte* data = page + side.data_offset_bytes + target_row * data_bytes;
+      std::byte* scales = page + side.scale_offset_bytes + target_row * scale_bytes;
+      if (direct)
+        encoder.add(source, side.dim, data, scales);
+      else
+        write_row(params, side, head, source, data, scales);
     }
+  }
+  encoder.finish();
+}
+
+inline void append_mla(const AppendParams& params) {
+  const LayerView& layer = params.layer;
+  const MlaRow format = layer.geometry.mla_row;
+  const bool keeps_bits =
+      format == MlaRow::kBf16 && params.k.dtype == Dtype::kBf16 && params.v.dtype == Dtype::kBf16;
+  HWY_ALIGN float values[kMlaKeyDim];
+  for (int64_t row = 0; row < params.num_slots; ++row) {
+    const int64_t slot = params.slots[row];
+    if (slot < 0) continue;
+    std::byte* target =
+        page_of(layer, slot) + slot % layer.geometry.block_tokens * mla_row_bytes(format);
+    const std::byte* latent = view_row(params.k, row, 0);
+    const std::byte* rope = view_row(params.v, row, 0);
+    if (keeps_bits) {
+      copy_u16_row(latent, view_stride(params.k), kMlaLatentDim, target);
+      copy_u16_row(rope, view_stride(params.v), kMlaRopeDim, target + int64_t{2} * kMlaLatentDim);
+      continue;
+    }
+    load_floats(params.k.dtype, latent, view_stride(params.k), kMlaLatentDim, values);
+    load_floats(params.v.dtype, rope, view_stride(params.v), kMlaRopeDim, values + kMlaLatentDim);
+    encode_mla_row(format, values, layer.k_scale, target);
   }
 }
 
 void append_on_target(const AppendParams& params) {
   const LayerView& layer = params.layer;
   const AttentionGeometry& geometry = layer.geometry;
+  if (geometry.mla_row != MlaRow::kNone) return append_mla(params);
   append_side(params, {&params.k, geometry.k_format, geometry.k_dim, layer.page.k_data_offset_bytes,
-                       layer.page.k_scale_offset_bytes, layer.k_scale});
+                       layer.page.k_scale_offset_bytes, layer.k_scale,
+                       is_centred(layer.key_transform) ? layer.key_offset : nullptr,
+                       is_rotated(layer.key_transform)});
   append_side(params, {&params.v, geometry.v_format, geometry.v_dim, layer.page.v_data_offset_bytes,
-                       layer.page.v_scale_offset_bytes, layer.v_scale});
+                       layer.page.v_scale_offset_bytes, layer.v_scale, nullptr, false});
 }
 
 }  // namespace larder::kernels::HWY_NAMESPACE
@@ -93,11 +148,7 @@ HWY_EXPORT(append_on_target);
 namespace cpu {
 
 Status supports_append(const AppendParams& params) {
-  const LayerView& layer = params.layer;
-  if (layer.encoder != Encoder::kReference)
-    return refuse(ErrorCode::kUnsupported, "encoder is ", name(layer.encoder),
-                  ": the cpu kernels serve reference");
-  return supports_formats(layer.geometry);
+  return supports_formats(params.layer.geometry);
 }
 
 void append(const AppendParams& params) { HWY_DYNAMIC_DISPATCH(append_on_target)(params); }

@@ -1,4 +1,4 @@
-// append on the CPU: K and V rows into the slots of one layer.
+// append on the CPU: K and V rows, or rows of MLA, into the slots of one layer.
 #pragma once
 
 #include "kernels/params.h"
@@ -6,7 +6,7 @@
 
 namespace larder::kernels::cpu {
 
-// Any dtype and strides into bf16 or nvfp4, K and V on their own; nvfp4 with the reference encoder.
+// Any dtype and strides into any format, K and V on their own, by any encoder and key transform.
 Status supports_append(const AppendParams& params);
 
 // The params have passed validate_append and supports_append. Rows are written in order, so of two

@@ -1,22 +1,24 @@
-// The K and V formats that the CPU kernels know, for their supports().
+// What the CPU kernels serve, and which scales of a layer belong to its values.
 #pragma once
 
-#include <string_view>
-
-#include "kernels/refuse.h"
 #include "larder/kv_format.h"
+#include "larder/status.h"
 
 namespace larder::kernels::cpu {
 
-inline Status supports_format(std::string_view field, KvFormat format) {
-  if (format == KvFormat::kBf16 || format == KvFormat::kNvfp4) return {};
-  return refuse(ErrorCode::kUnsupported, field, " is ", name(format),
-                ": the cpu kernels serve bf16 and nvfp4");
+// The CPU kernels are the definition, so they serve every format, encoder, transform and MLA row
+// that passes validate_geometry.
+inline Status supports_formats(const AttentionGeometry&) { return {}; }
+
+// decode_row leaves k_scale and v_scale out, so that attention can fold them into the logit scale
+// and into the output. What is left to multiply with: nothing for 16-bit formats.
+constexpr float tensor_scale(KvFormat format, float scale) {
+  return format == KvFormat::kBf16 || format == KvFormat::kFp16 ? 1.0f : scale;
 }
 
-inline Status supports_formats(const AttentionGeometry& geometry) {
-  if (Status s = supports_format("k_format", geometry.k_format); !s.ok()) return s;
-  return supports_format("v_format", geometry.v_format);
+// Likewise of decode_mla_row: fp8_mla alone is stored with k_scale.
+constexpr float tensor_scale(MlaRow row, float k_scale) {
+  return row == MlaRow::kFp8 ? k_scale : 1.0f;
 }
 
 }  // namespace larder::kernels::cpu

@@ -41,17 +41,25 @@ inline uint8_t nvfp4_code(float value, float inverse) {
   return static_cast<uint8_t>((float_to_e2m1(value * inverse) & 7) | (std::signbit(value) ? 8 : 0));
 }
 
-inline void encode_nvfp4_group_ref(const float* values /* [16] */, float global_scale,
-                                   std::byte* data /* [8] */, std::byte* scale_byte) {
+// The largest magnitude, NaNs left out.
+inline float nvfp4_amax(const float* values /* [16] */) {
   float amax = 0.0f;
   for (int i = 0; i < kNvfp4GroupElements; ++i)
-    if (std::fabs(values[i]) > amax) amax = std::fabs(values[i]);  // false for a NaN
-  const Nvfp4Scale scale = nvfp4_scale(amax, global_scale);
-  for (size_t i = 0; i < kNvfp4GroupBytes; ++i) {
-    const int low = nvfp4_code(values[2 * i], scale.inverse);
-    const int high = nvfp4_code(values[2 * i + 1], scale.inverse);
-    data[i] = static_cast<std::byte>(low | high << 4);
-  }
+    if (std::fabs(values[i]) > amax) amax = std::fabs(values[i]);
+  return amax;
+}
+
+inline void encode_nvfp4_codes_ref(const float* values /* [16] */, float inverse,
+                                   std::byte* data /* [8] */) {
+  for (size_t i = 0; i < kNvfp4GroupBytes; ++i)
+    data[i] = static_cast<std::byte>(nvfp4_code(values[2 * i], inverse) |
+                                     nvfp4_code(values[2 * i + 1], inverse) << 4);
+}
+
+inline void encode_nvfp4_group_ref(const float* values /* [16] */, float global_scale,
+                                   std::byte* data /* [8] */, std::byte* scale_byte) {
+  const Nvfp4Scale scale = nvfp4_scale(nvfp4_amax(values), global_scale);
+  encode_nvfp4_codes_ref(values, scale.inverse, data);
   *scale_byte = static_cast<std::byte>(scale.byte);
 }
 

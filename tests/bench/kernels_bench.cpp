@@ -1,5 +1,6 @@
-// The CPU kernels against what they are judged by: append against memcpy of its input, attend
-// against plain bf16 attention written with Eigen. One core, every result used.
+// The CPU kernels against what they are judged by: append against memcpy of its input, gather
+// against memcpy of its output, attend against plain bf16 attention written with Eigen. One core,
+// every result used.
 //
 //   kernels_bench --benchmark_min_time=0.3
 //
@@ -35,8 +36,13 @@ std::vector<Bf16> normal_values(int64_t count) {
 }
 
 struct Cache {
-  Cache(KvFormat format, int64_t num_tokens) {
+  Cache(KvFormat format, int64_t num_tokens, Encoder encoder = Encoder::kReference,
+        KeyTransform key_transform = KeyTransform::kNone)
+      : key_offset(kKvHeads * kDim, 0.25f) {
     layer.geometry = {1, kKvHeads, kBlockTokens, kDim, kDim, format, format};
+    layer.encoder = encoder;
+    layer.key_transform = key_transform;
+    layer.key_offset = key_offset.data();
     layer.page = page_layout(layer.geometry);
     layer.block_stride_bytes = layer.page.page_bytes;
     layer.num_blocks = (num_tokens + kBlockTokens - 1) / kBlockTokens;
@@ -64,6 +70,7 @@ struct Cache {
   }
 
   LayerView layer;
+  std::vector<float> key_offset;
   std::vector<std::byte> bytes;
   std::vector<int32_t> table;
   std::vector<int64_t> slots;
@@ -75,13 +82,36 @@ void set_input_rate(benchmark::State& state, const Cache& cache) {
                           static_cast<int64_t>(2 * cache.input.size() * sizeof(Bf16)));
 }
 
-void bench_append(benchmark::State& state, KvFormat format) {
-  Cache cache(format, state.range(0));
+void bench_append(benchmark::State& state, KvFormat format, Encoder encoder,
+                  KeyTransform key_transform) {
+  Cache cache(format, state.range(0), encoder, key_transform);
   for (auto _ : state) {
     cache.append();
     benchmark::ClobberMemory();
   }
   set_input_rate(state, cache);
+}
+
+void bench_gather(benchmark::State& state, KvFormat format, Dtype dtype,
+                  KeyTransform key_transform) {
+  Cache cache(format, state.range(0), Encoder::kReference, key_transform);
+  const auto rows = static_cast<int64_t>(cache.slots.size());
+  const auto seq_len = static_cast<int32_t>(rows);
+  const auto side_bytes = static_cast<size_t>(rows * kKvHeads * kDim * dtype_bytes(dtype));
+  std::vector<std::byte> out(2 * side_bytes);
+  GatherParams params;
+  params.layer = cache.layer;
+  params.k_out = dense_tensor(out.data(), dtype, rows, kKvHeads, kDim);
+  params.v_out = dense_tensor(out.data() + side_bytes, dtype, rows, kKvHeads, kDim);
+  params.block_table = cache.table.data();
+  params.seq_lens = &seq_len;
+  params.num_seqs = 1;
+  params.block_table_stride = cache.layer.num_blocks;
+  for (auto _ : state) {
+    if (!run_gather(params).ok()) std::abort();
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(out.size()));
 }
 
 void bench_memcpy(benchmark::State& state) {
@@ -109,7 +139,9 @@ void set_flop_rate(benchmark::State& state) {
       benchmark::Counter::kIsRate);
 }
 
-void bench_attend(benchmark::State& state, KvFormat format) {
+using Change = void (*)(AttendParams& params);
+
+void bench_attend(benchmark::State& state, KvFormat format, Change change = nullptr) {
   const auto q_len = static_cast<int32_t>(state.range(0));
   const auto seq_len = static_cast<int32_t>(state.range(1));
   Cache cache(format, seq_len);
@@ -118,19 +150,24 @@ void bench_attend(benchmark::State& state, KvFormat format) {
   AttendParams params;
   params.layer = cache.layer;
   params.q = dense_tensor(q.data(), Dtype::kBf16, q_len, kQueryHeads, kDim);
-  params.out = dense_tensor(out.data(), Dtype::kBf16, q_len, kQueryHeads, kDim);
+  params.output.out = dense_tensor(out.data(), Dtype::kBf16, q_len, kQueryHeads, kDim);
   params.q_lens = &q_len;
   params.seq_lens = &seq_len;
   params.num_seqs = 1;
   params.block_table = cache.table.data();
   params.block_table_stride = cache.layer.num_blocks;
   params.scale = 1.0f / std::sqrt(static_cast<float>(kDim));
+  if (change != nullptr) change(params);
   for (auto _ : state) {
     if (!run_attend(params).ok()) std::abort();
     benchmark::ClobberMemory();
   }
   set_flop_rate(state);
 }
+
+void with_soft_cap(AttendParams& params) { params.soft_cap = 30.0f; }
+void in_four_splits(AttendParams& params) { params.num_splits = 4; }
+void rotated(AttendParams& params) { params.layer.key_transform = KeyTransform::kRotated; }
 
 // Dense bf16 K and V per head, widened to float for Eigen's products; no paging, no blocks.
 void bench_eigen(benchmark::State& state) {
@@ -166,7 +203,7 @@ void bench_eigen(benchmark::State& state) {
   set_flop_rate(state);
 }
 
-void append_sizes(benchmark::internal::Benchmark* bench) {
+void row_sizes(benchmark::internal::Benchmark* bench) {
   bench->ArgName("tokens")->Arg(64)->Arg(1024)->Arg(16384)->Unit(benchmark::kMicrosecond);
 }
 
@@ -176,12 +213,40 @@ void attend_sizes(benchmark::internal::Benchmark* bench) {
   bench->Unit(benchmark::kMicrosecond);
 }
 
-BENCHMARK(bench_memcpy)->Apply(append_sizes);
-BENCHMARK_CAPTURE(bench_append, bf16, KvFormat::kBf16)->Apply(append_sizes);
-BENCHMARK_CAPTURE(bench_append, nvfp4, KvFormat::kNvfp4)->Apply(append_sizes);
+constexpr Encoder kReference = Encoder::kReference;
+constexpr KeyTransform kNone = KeyTransform::kNone;
+constexpr KeyTransform kCentredRotated = KeyTransform::kCentredRotated;
+
+BENCHMARK(bench_memcpy)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, bf16, KvFormat::kBf16, kReference, kNone)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, fp16, KvFormat::kFp16, kReference, kNone)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, fp8_e4m3, KvFormat::kFp8E4m3, kReference, kNone)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, fp8_e5m2, KvFormat::kFp8E5m2, kReference, kNone)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, nvfp4, KvFormat::kNvfp4, kReference, kNone)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, nvfp4_centred_rotated, KvFormat::kNvfp4, kReference,
+                  kCentredRotated)
+    ->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, four_over_six, KvFormat::kNvfp4, Encoder::kFourOverSix, kNone)
+    ->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_append, best_scale, KvFormat::kNvfp4, Encoder::kBestScale, kNone)
+    ->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_gather, bf16, KvFormat::kBf16, Dtype::kBf16, kNone)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_gather, fp8_e4m3, KvFormat::kFp8E4m3, Dtype::kBf16, kNone)
+    ->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_gather, nvfp4, KvFormat::kNvfp4, Dtype::kBf16, kNone)->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_gather, nvfp4_fp32, KvFormat::kNvfp4, Dtype::kFp32, kNone)
+    ->Apply(row_sizes);
+BENCHMARK_CAPTURE(bench_gather, nvfp4_centred_rotated, KvFormat::kNvfp4, Dtype::kBf16,
+                  kCentredRotated)
+    ->Apply(row_sizes);
 BENCHMARK(bench_eigen)->Apply(attend_sizes);
 BENCHMARK_CAPTURE(bench_attend, bf16, KvFormat::kBf16)->Apply(attend_sizes);
+BENCHMARK_CAPTURE(bench_attend, fp8_e4m3, KvFormat::kFp8E4m3)->Apply(attend_sizes);
 BENCHMARK_CAPTURE(bench_attend, nvfp4, KvFormat::kNvfp4)->Apply(attend_sizes);
+BENCHMARK_CAPTURE(bench_attend, bf16_soft_cap, KvFormat::kBf16, with_soft_cap)->Apply(attend_sizes);
+BENCHMARK_CAPTURE(bench_attend, bf16_4_splits, KvFormat::kBf16, in_four_splits)
+    ->Apply(attend_sizes);
+BENCHMARK_CAPTURE(bench_attend, nvfp4_rotated, KvFormat::kNvfp4, rotated)->Apply(attend_sizes);
 
 }  // namespace
 }  // namespace larder::kernels

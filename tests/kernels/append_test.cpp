@@ -2,15 +2,14 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <limits>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
-#include "kernels/cpu/bf16.h"
 #include "kernels/kernel_table.h"
+#include "tests/kernels/goldens.h"
 #include "tests/kernels/kernel_targets.h"
+#include "tests/kernels/row_calls.h"
 #include "tests/support/dense_attention.h"
 #include "tests/support/nvfp4_pool.h"
 #include "tests/support/random.h"
@@ -18,40 +17,17 @@
 namespace larder::kernels {
 namespace {
 
+using test::append;
+using test::consecutive_slots;
+using test::normal_values;
 using test::Pool;
 using test::Side;
+using test::to_dtype;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 AttentionGeometry nvfp4_geometry(int32_t heads, int32_t block_tokens, int32_t dim) {
   return {1, heads, block_tokens, dim, dim, KvFormat::kNvfp4, KvFormat::kNvfp4};
-}
-
-std::vector<float> normal_values(std::mt19937_64& engine, int64_t count, float amplitude = 1) {
-  std::normal_distribution<float> normal(0, amplitude);
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& x : values) x = normal(engine);
-  return values;
-}
-
-std::vector<int64_t> consecutive_slots(int64_t first, int64_t count) {
-  std::vector<int64_t> slots;
-  for (int64_t i = 0; i < count; ++i) slots.push_back(first + i);
-  return slots;
-}
-
-// Dense float rows [slots.size(), heads, dim] of K and V into the pool.
-Status append(Pool& pool, std::vector<float>& k, std::vector<float>& v,
-              const std::vector<int64_t>& slots) {
-  const AttentionGeometry& g = pool.geometry();
-  const auto rows = static_cast<int64_t>(slots.size());
-  AppendParams params;
-  params.layer = pool.layer();
-  params.k = dense_tensor(k.data(), Dtype::kFp32, rows, g.num_kv_heads, g.k_dim);
-  params.v = dense_tensor(v.data(), Dtype::kFp32, rows, g.num_kv_heads, g.v_dim);
-  params.slots = slots.data();
-  params.num_slots = rows;
-  return run_append(params);
 }
 
 // Fills every slot and compares each row with the searching encoder.
@@ -123,27 +99,13 @@ TEST_CASE("values on and beside every rounding midpoint are encoded alike on eve
   });
 }
 
-struct Lcg {
-  uint32_t state;
-  double next() {
-    state = state * 1664525u + 1013904223u;
-    return (state >> 8) / 16777216.0;
-  }
-  float value() {
-    const double sum = next() + next() + next();
-    return bf16_to_float(float_to_bf16(static_cast<float>((sum - 1.5) * 2.0)));
-  }
-};
-
 TEST_CASE("the golden page is reproduced byte for byte") {
-  std::ifstream file(LARDER_TEST_DATA "/nvfp4_goldens.json");
-  const std::string expected = nlohmann::json::parse(file)["page"]["linear"];
+  const std::string expected = test::goldens()["page"]["linear"];
   REQUIRE(expected.size() == 2 * 576);
   // The golden's values come in the order [head][token][dim], first K and then V.
-  Lcg lcg{7};
+  test::Lcg lcg{7};
   std::vector<float> sides[2];
-  for (auto& side : sides)
-    for (int i = 0; i < 2 * 4 * 64; ++i) side.push_back(lcg.value());
+  for (auto& side : sides) side = lcg.values(2 * 4 * 64);
   test::on_every_target([&](const std::string& target) {
     CAPTURE(target);
     Pool pool(nvfp4_geometry(2, 4, 64), 1);
@@ -259,20 +221,6 @@ TEST_CASE("appending 7 and then 9 tokens gives the bytes of appending 16") {
   CHECK(whole.bytes() == chunked.bytes());
 }
 
-// Writes [rows, heads, dim] of bf16, fp16 or fp32 bits of the same (bf16-exact) values.
-std::vector<std::byte> convert(const std::vector<float>& values, Dtype dtype) {
-  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(dtype_bytes(dtype)));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint16_t bits =
-        dtype == Dtype::kBf16 ? float_to_bf16(values[i]) : float_to_fp16(values[i]);
-    if (dtype == Dtype::kFp32)
-      std::memcpy(bytes.data() + 4 * i, &values[i], 4);
-    else
-      std::memcpy(bytes.data() + 2 * i, &bits, 2);
-  }
-  return bytes;
-}
-
 TEST_CASE("dtype and strides of the input do not matter, only its values") {
   auto engine = test::random_engine(15);
   CAPTURE(test::seed());
@@ -304,7 +252,7 @@ TEST_CASE("dtype and strides of the input do not matter, only its values") {
           for (int64_t d = 0; d < dim; ++d)
             spread[static_cast<size_t>(origin + r * strides[0] + h * strides[1] + d * strides[2])] =
                 dense[static_cast<size_t>((r * heads + h) * dim + d)];
-      std::vector<std::byte> bytes = convert(spread, dtype);
+      std::vector<std::byte> bytes = to_dtype(spread, dtype);
       void* data = bytes.data() + origin * dtype_bytes(dtype);
       test::on_every_target([&](const std::string& target) {
         CAPTURE(target);

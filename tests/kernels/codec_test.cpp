@@ -1,15 +1,15 @@
 // The codecs of kernels/cpu against values from the definitions, and the golden blocks.
 #include <bit>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <string>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "kernels/cpu/bf16.h"
+#include "kernels/cpu/e5m2.h"
 #include "kernels/cpu/nvfp4.h"
+#include "tests/kernels/goldens.h"
 #include "tests/support/nvfp4_pool.h"
 #include "tests/support/random.h"
 
@@ -17,24 +17,11 @@ namespace larder::kernels {
 namespace {
 
 using nlohmann::json;
+using test::goldens;
+using test::hex;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-json goldens() {
-  std::ifstream file(LARDER_TEST_DATA "/nvfp4_goldens.json");
-  return json::parse(file);
-}
-
-std::string hex(const std::byte* bytes, size_t count) {
-  static const char* const kDigits = "0123456789abcdef";
-  std::string text;
-  for (size_t i = 0; i < count; ++i) {
-    text += kDigits[std::to_integer<int>(bytes[i]) >> 4];
-    text += kDigits[std::to_integer<int>(bytes[i]) & 15];
-  }
-  return text;
-}
 
 float parse_golden(const std::string& text) {
   if (text == "inf") return kInfinity;
@@ -90,6 +77,38 @@ TEST_CASE("E4M3 saturates instead of reaching the NaN byte") {
   CHECK(float_to_e4m3(-kNan) == 0x7F);
   CHECK(float_to_e4m3(0x1p-10f) == 0);
   CHECK(float_to_e4m3(std::numeric_limits<float>::denorm_min()) == 0);
+}
+
+TEST_CASE("every E5M2 byte decodes to its value, and encodes back to itself if it is finite") {
+  for (int byte = 0; byte < 256; ++byte) {
+    const float value = e5m2_to_float(static_cast<uint8_t>(byte));
+    const int magnitude = byte & 0x7F;
+    if (magnitude > 0x7C) {
+      CHECK(std::isnan(value));
+      continue;
+    }
+    CHECK(value == test::e5m2_value(byte));
+    CHECK(std::signbit(value) == (byte >= 0x80));
+    CHECK(float_to_e5m2(value) == (magnitude == 0x7C ? byte - 1 : byte));
+  }
+}
+
+TEST_CASE("E5M2 rounds midpoints to the even byte, saturates, and keeps NaN apart") {
+  for (int byte = 0; byte < 0x7B; ++byte) {
+    const auto middle =
+        static_cast<float>((test::e5m2_value(byte) + test::e5m2_value(byte + 1)) / 2);
+    CHECK(float_to_e5m2(middle) == byte + byte % 2);
+    CHECK(float_to_e5m2(std::nextafter(middle, 0.0f)) == byte);
+    CHECK(float_to_e5m2(std::nextafter(middle, 1e9f)) == byte + 1);
+    CHECK(float_to_e5m2(-middle) == (0x80 | (byte + byte % 2)));
+  }
+  for (const float value : {57344.0f, 61440.0f, 65536.0f, 3e38f, kInfinity}) {
+    CHECK(float_to_e5m2(value) == 0x7B);
+    CHECK(float_to_e5m2(-value) == 0xFB);
+  }
+  CHECK(float_to_e5m2(kNan) == 0x7F);
+  CHECK(float_to_e5m2(-kNan) == 0x7F);
+  CHECK(float_to_e5m2(0x1p-17f) == 0);
 }
 
 TEST_CASE("the E2M1 codes have the values of the format and round to nearest even") {

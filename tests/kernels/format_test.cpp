@@ -101,17 +101,63 @@ TEST_CASE("a geometry is refused by the field that is wrong") {
   check_refused(with([](auto& g) { g.v_format = static_cast<KvFormat>(77); }), kInvalid, "v_format",
                 "77");
   check_refused(plain_geometry(), kInvalid, "encoder", "9", static_cast<Encoder>(9));
+  check_refused(with([](auto& g) { g.mla_row = static_cast<MlaRow>(5); }), kInvalid, "mla_row is 5",
+                "0 to 4");
+  const Status status =
+      validate_geometry(plain_geometry(), Encoder::kReference, static_cast<KeyTransform>(4));
+  CHECK(status.code() == kInvalid);
+  CHECK(contains(status.message(), "key_transform is 4: expected 0 to 3"));
 }
 
-TEST_CASE("what no kernel serves is UNSUPPORTED and says what is served") {
-  constexpr ErrorCode kUnsupported = ErrorCode::kUnsupported;
+TEST_CASE("every pair of formats is served by every encoder and key transform") {
+  for (size_t k = 0; k < kKvFormatNames.size(); ++k)
+    for (size_t v = 0; v < kKvFormatNames.size(); ++v)
+      for (size_t encoder = 0; encoder < kEncoderNames.size(); ++encoder)
+        for (size_t transform = 0; transform < kKeyTransformNames.size(); ++transform) {
+          AttentionGeometry geometry = plain_geometry();
+          geometry.k_format = static_cast<KvFormat>(k);
+          geometry.v_format = static_cast<KvFormat>(v);
+          CHECK(validate_geometry(geometry, static_cast<Encoder>(encoder),
+                                  static_cast<KeyTransform>(transform))
+                    .ok());
+        }
+}
+
+TEST_CASE("rotated keys need a k_dim that is a multiple of 16, whatever their format") {
   AttentionGeometry geometry = plain_geometry();
-  geometry.v_format = KvFormat::kFp8E4m3;
-  check_refused(geometry, kUnsupported, "v_format is fp8_e4m3", "bf16 and nvfp4");
-  geometry.k_format = KvFormat::kFp16;
-  check_refused(geometry, kUnsupported, "k_format is fp16", "bf16 and nvfp4");
-  check_refused(plain_geometry(), kUnsupported, "encoder is four_over_six", "reference",
-                Encoder::kFourOverSix);
+  geometry.k_format = KvFormat::kBf16;
+  geometry.k_dim = 40;
+  CHECK(validate_geometry(geometry, Encoder::kReference, KeyTransform::kCentred).ok());
+  for (const KeyTransform transform : {KeyTransform::kRotated, KeyTransform::kCentredRotated}) {
+    const Status status = validate_geometry(geometry, Encoder::kReference, transform);
+    CHECK(status.code() == ErrorCode::kInvalidArgument);
+    CHECK(contains(status.message(), "k_dim is 40: key_transform"));
+  }
+}
+
+TEST_CASE("MLA rows leave only layers, block size and row format to choose") {
+  constexpr ErrorCode kInvalid = ErrorCode::kInvalidArgument;
+  for (size_t row = 1; row < kMlaRowNames.size(); ++row) {
+    const AttentionGeometry good = mla_geometry(61, 64, static_cast<MlaRow>(row));
+    CHECK(validate_geometry(good, Encoder::kReference).ok());
+    const auto with = [&](auto change) {
+      AttentionGeometry geometry = good;
+      change(geometry);
+      return geometry;
+    };
+    check_refused(with([](auto& g) { g.k_dim = 512; }), kInvalid, "k_dim is 512", "576");
+    check_refused(with([](auto& g) { g.v_dim = 576; }), kInvalid, "v_dim is 576", "512");
+    check_refused(with([](auto& g) { g.num_kv_heads = 2; }), kInvalid, "num_kv_heads is 2", "1");
+    check_refused(with([](auto& g) { g.k_format = KvFormat::kNvfp4; }), kInvalid,
+                  "k_format is nvfp4", "needs bf16");
+    check_refused(with([](auto& g) { g.v_format = KvFormat::kFp16; }), kInvalid, "v_format is fp16",
+                  "needs bf16");
+    check_refused(good, ErrorCode::kUnsupported, "encoder is best_scale", "reference",
+                  Encoder::kBestScale);
+    const Status status = validate_geometry(good, Encoder::kReference, KeyTransform::kRotated);
+    CHECK(status.code() == ErrorCode::kUnsupported);
+    CHECK(contains(status.message(), "key_transform is rotated"));
+  }
 }
 
 TEST_CASE("bf16 takes any dim, and K and V may differ in format and dim") {
@@ -135,19 +181,30 @@ TEST_CASE("a scale is judged as the float that it becomes") {
   }
 }
 
-TEST_CASE("the capabilities list each op with each pair of formats that it serves") {
-  const std::vector<Capability> lines = capabilities();
-  CHECK(lines.size() == 8);
-  int nvfp4_pairs = 0;
-  for (const Capability& line : lines) {
-    CHECK((line.op == "append" || line.op == "attend"));
-    CHECK(line.backend == "cpu");
-    CHECK(line.dim_max == 1024);
-    const bool grouped = line.k_format == KvFormat::kNvfp4 || line.v_format == KvFormat::kNvfp4;
-    CHECK(line.dim_multiple == (grouped ? 16 : 1));
-    nvfp4_pairs += line.k_format == KvFormat::kNvfp4 && line.v_format == KvFormat::kNvfp4;
+TEST_CASE(
+    "the capabilities list append, gather and attend of each pair of formats and each MLA row") {
+  for (const std::string op : {"append", "gather", "attend"}) {
+    int pairs = 0;
+    int mla_rows = 0;
+    for (const Capability& line : capabilities()) {
+      if (line.op != op) continue;
+      CHECK(line.backend == "cpu");
+      if (contains(line.k_format, "mla")) {
+        ++mla_rows;
+        CHECK(line.v_format == line.k_format);
+        CHECK(576 % line.dim_multiple == 0);
+        CHECK(512 % line.dim_multiple == 0);
+        CHECK(line.dim_max == 576);
+        continue;
+      }
+      ++pairs;
+      const bool grouped = line.k_format == "nvfp4" || line.v_format == "nvfp4";
+      CHECK(line.dim_multiple == (grouped ? 16 : 1));
+      CHECK(line.dim_max == 1024);
+    }
+    CHECK(pairs == 25);
+    CHECK(mla_rows == 4);
   }
-  CHECK(nvfp4_pairs == 2);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <hwy/highway.h>
 
@@ -15,6 +16,17 @@ void on_every_target(const Check& check) {
     hwy::SetSupportedTargetsForTest(target);
     check(std::string(hwy::TargetName(target)));
   }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+// Calls it on one target: another one every time, in turn.
+template <typename Check>
+void on_next_target(const Check& check) {
+  static size_t turn = 0;
+  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  const int64_t target = targets[turn++ % targets.size()];
+  hwy::SetSupportedTargetsForTest(target);
+  check(std::string(hwy::TargetName(target)));
   hwy::SetSupportedTargetsForTest(0);
 }
 

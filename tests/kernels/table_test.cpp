@@ -16,7 +16,8 @@ constexpr int kTokens = 20;
 constexpr int kBlockTokens = 16;
 constexpr int kDim = 64;
 
-// One append of kTokens rows into two blocks, and one attention over them with q = 0.
+// One append of kTokens rows into two blocks, one gather of them, and one attention over them with
+// q = 0.
 struct Calls {
   explicit Calls(KvFormat format)
       : pool({1, 1, kBlockTokens, kDim, kDim, format, format}, 2), values(kTokens * kDim) {
@@ -24,13 +25,18 @@ struct Calls {
     std::normal_distribution<float> normal;
     for (float& value : values) value = normal(engine);
     for (int token = 0; token < kTokens; ++token) slots.push_back(token);
-    append.layer = attend.layer = pool.layer();
+    append.layer = gather.layer = attend.layer = pool.layer();
     append.k = append.v = dense_tensor(values.data(), Dtype::kFp32, kTokens, 1, kDim);
     append.slots = slots.data();
     append.num_slots = kTokens;
+    gather.v_out = dense_tensor(gathered.data(), Dtype::kFp32, kTokens, 1, kDim);
+    gather.block_table = table;
+    gather.seq_lens = &seq_len;
+    gather.num_seqs = 1;
+    gather.block_table_stride = 2;
     attend.q = dense_tensor(q.data(), Dtype::kFp32, 1, 1, kDim);
-    attend.out = dense_tensor(out.data(), Dtype::kFp32, 1, 1, kDim);
-    attend.lse = &lse;
+    attend.output.out = dense_tensor(out.data(), Dtype::kFp32, 1, 1, kDim);
+    attend.output.lse = &lse;
     attend.q_lens = &q_len;
     attend.seq_lens = &seq_len;
     attend.block_table = table;
@@ -47,7 +53,9 @@ struct Calls {
   int32_t q_len = 1;
   int32_t seq_len = kTokens;
   int32_t table[2] = {0, 1};
+  std::vector<float> gathered = std::vector<float>(kTokens * kDim, NAN);
   AppendParams append;
+  GatherParams gather;
   AttendParams attend;
 };
 
@@ -74,18 +82,38 @@ void check_row(Calls& calls, int64_t slot) {
   }
 }
 
-TEST_CASE("every append row writes the definition's bytes, every attend row gives the mean of V") {
+void check_gathered(Calls& calls) {
+  int num_gathers = 0;
+  for (const Kernel<GatherParams>& gather : gather_kernels()) {
+    if (!gather.supports(calls.gather).ok()) continue;
+    INFO(gather.name);
+    ++num_gathers;
+    gather.launch(calls.gather);
+    for (int64_t slot = 0; slot < kTokens; ++slot) {
+      const auto expected = calls.pool.read(test::Side::kV, slot, 0);
+      for (size_t i = 0; i < kDim; ++i)
+        CHECK(calls.gathered[static_cast<size_t>(slot) * kDim + i] ==
+              static_cast<float>(expected[i]));
+    }
+  }
+  CHECK(num_gathers > 0);
+}
+
+TEST_CASE(
+    "every append row writes the definition's bytes, every gather row reads them, every attend "
+    "row gives the mean of V") {
   for (const KvFormat format : {KvFormat::kNvfp4, KvFormat::kBf16}) {
     int num_appends = 0;
     int num_attends = 0;
-    for (const AppendKernel& append : append_kernels()) {
+    for (const Kernel<AppendParams>& append : append_kernels()) {
       Calls calls(format);
       if (!append.supports(calls.append).ok()) continue;
       INFO(append.name);
       ++num_appends;
       append.launch(calls.append);
       for (int64_t slot = 0; slot < kTokens; ++slot) check_row(calls, slot);
-      for (const AttendKernel& attend : attend_kernels()) {
+      check_gathered(calls);
+      for (const Kernel<AttendParams>& attend : attend_kernels()) {
         if (!attend.supports(calls.attend).ok()) continue;
         INFO(attend.name);
         ++num_attends;

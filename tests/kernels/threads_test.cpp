@@ -39,7 +39,7 @@ std::vector<float> attend_all(const LayerView& layer, std::vector<float>& q) {
   AttendParams params;
   params.layer = layer;
   params.q = dense_tensor(q.data(), Dtype::kFp32, 1, 1, kDim);
-  params.out = dense_tensor(out.data(), Dtype::kFp32, 1, 1, kDim);
+  params.output.out = dense_tensor(out.data(), Dtype::kFp32, 1, 1, kDim);
   params.q_lens = &q_len;
   params.seq_lens = &seq_len;
   params.block_table = table;

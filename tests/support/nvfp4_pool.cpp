@@ -24,8 +24,39 @@ int nearest_index(double magnitude, int count, Value value) {
 }
 
 int64_t row_bytes(KvFormat format, int64_t dim) {
-  return format == KvFormat::kNvfp4 ? dim / 2 : 2 * dim;
+  if (format == KvFormat::kNvfp4) return dim / 2;
+  return format == KvFormat::kFp8E4m3 || format == KvFormat::kFp8E5m2 ? dim : 2 * dim;
 }
+
+uint16_t load_u16(const std::byte* source) {
+  return static_cast<uint16_t>(std::to_integer<int>(source[0]) | std::to_integer<int>(source[1])
+                                                                     << 8);
+}
+
+// Element i of packed E2M1 codes.
+double nvfp4_value(const std::byte* data, size_t i) {
+  const int pair = std::to_integer<int>(data[i / 2]);
+  return e2m1_value(i % 2 == 0 ? pair & 15 : pair >> 4);
+}
+
+// Element i of a row, without the tensor's scale.
+double stored_value(KvFormat format, const std::byte* data, const std::byte* scales, size_t i) {
+  switch (format) {
+    case KvFormat::kBf16:
+      return bf16_value(load_u16(data + 2 * i));
+    case KvFormat::kFp16:
+      return fp16_value(load_u16(data + 2 * i));
+    case KvFormat::kFp8E4m3:
+      return e4m3_value(std::to_integer<int>(data[i]));
+    case KvFormat::kFp8E5m2:
+      return e5m2_value(std::to_integer<int>(data[i]));
+    case KvFormat::kNvfp4:
+      return nvfp4_value(data, i) * e4m3_value(std::to_integer<int>(scales[i / 16]));
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+bool has_scale(KvFormat format) { return format != KvFormat::kBf16 && format != KvFormat::kFp16; }
 
 int64_t group_bytes(KvFormat format, int64_t dim) {
   return format == KvFormat::kNvfp4 ? dim / 16 : 0;
@@ -60,6 +91,28 @@ double bf16_value(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
+double fp16_value(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const int mantissa = bits & 1023;
+  double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  if (exponent == 31)
+    magnitude = mantissa == 0 ? std::numeric_limits<double>::infinity()
+                              : std::numeric_limits<double>::quiet_NaN();
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+double e5m2_value(int byte) {
+  const int exponent = (byte >> 2) & 31;
+  const int mantissa = byte & 3;
+  double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -16) : std::ldexp(4 + mantissa, exponent - 17);
+  if (exponent == 31)
+    magnitude = mantissa == 0 ? std::numeric_limits<double>::infinity()
+                              : std::numeric_limits<double>::quiet_NaN();
+  return (byte & 0x80) != 0 ? -magnitude : magnitude;
+}
+
 uint16_t nearest_bf16(float value) {
   const auto below = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
   const double down = std::fabs(bf16_value(below) - value);
@@ -73,6 +126,25 @@ uint16_t nearest_bf16(float value) {
 int nearest_e4m3(double value) {
   const int sign = std::signbit(value) ? 0x80 : 0;
   return sign | nearest_index(std::fabs(value), 0x7F, e4m3_value);
+}
+
+int nearest_e5m2(double value) {
+  const int sign = std::signbit(value) ? 0x80 : 0;
+  return sign | nearest_index(std::fabs(value), 0x7C, e5m2_value);
+}
+
+uint16_t nearest_fp16(double value) {
+  const int sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::fabs(value) >= 65520) return static_cast<uint16_t>(sign | 0x7C00);
+  int low = 0;
+  int high = 0x7BFF;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (fp16_value(static_cast<uint16_t>(middle)) <= std::fabs(value) ? low : high) = middle;
+  }
+  const double down = std::fabs(value) - fp16_value(static_cast<uint16_t>(low));
+  const double up = fp16_value(static_cast<uint16_t>(high)) - std::fabs(value);
+  return static_cast<uint16_t>(sign | (up < down || (up == down && high % 2 == 0) ? high : low));
 }
 
 int nearest_e2m1(double value) {
@@ -95,6 +167,36 @@ Nvfp4Group nvfp4_group(const float* values, float global_scale) {
         static_cast<uint8_t>(group.data[i / 2] | nearest_e2m1(product) << (i % 2 * 4));
   }
   return group;
+}
+
+std::vector<double> mla_values(MlaRow format, const std::byte* row, double k_scale) {
+  const auto e4m3 = [&](size_t at) { return e4m3_value(std::to_integer<int>(row[at])); };
+  std::vector<double> values(576);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool latent = i < 512;
+    const size_t group = i / 16;
+    float tile_scale = 0;
+    switch (format) {
+      case MlaRow::kNvfp4Ds:
+        values[i] = latent ? nvfp4_value(row, i) * e4m3(320 + 8 * (group % 4) + group / 4)
+                           : e4m3(256 + i - 512);
+        break;
+      case MlaRow::kFp8Ds:
+        if (latent) std::memcpy(&tile_scale, row + 512 + 4 * (i / 128), sizeof(tile_scale));
+        values[i] = latent ? e4m3(i) * tile_scale : bf16_value(load_u16(row + 528 + 2 * (i - 512)));
+        break;
+      case MlaRow::kFp8:
+        values[i] = e4m3(i) * k_scale;
+        break;
+      case MlaRow::kBf16:
+        values[i] = bf16_value(load_u16(row + 2 * i));
+        break;
+      case MlaRow::kNone:
+        values[i] = std::numeric_limits<double>::quiet_NaN();
+        break;
+    }
+  }
+  return values;
 }
 
 Pool::Pool(const AttentionGeometry& geometry, int64_t num_blocks, std::byte fill,
@@ -140,22 +242,22 @@ std::vector<double> Pool::read(Side side, int64_t slot, int64_t head) const {
   const int64_t count = dim(side);
   std::vector<double> row(static_cast<size_t>(count));
   const std::byte* data = bytes_.data() + data_offset(side, slot, head);
-  if (format(side) == KvFormat::kBf16) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      uint16_t bits = 0;
-      std::memcpy(&bits, data + 2 * i, sizeof(bits));
-      row[i] = bf16_value(bits);
-    }
-    return row;
-  }
   const std::byte* scales = bytes_.data() + scale_offset(side, slot, head);
-  const double global_scale = side == Side::kK ? layer_.k_scale : layer_.v_scale;
-  for (size_t i = 0; i < row.size(); ++i) {
-    const int pair = std::to_integer<int>(data[i / 2]);
-    const int code = i % 2 == 0 ? pair & 15 : pair >> 4;
-    row[i] = e2m1_value(code) * e4m3_value(std::to_integer<int>(scales[i / 16])) * global_scale;
-  }
+  const double scale = side == Side::kK ? layer_.k_scale : layer_.v_scale;
+  for (size_t i = 0; i < row.size(); ++i)
+    row[i] = stored_value(format(side), data, scales, i) * (has_scale(format(side)) ? scale : 1.0);
   return row;
+}
+
+int64_t Pool::mla_offset(int64_t slot) const {
+  const int64_t row_bytes[] = {0, 352, 656, 576, 1152};
+  const AttentionGeometry& g = geometry();
+  return slot / g.block_tokens * layer_.block_stride_bytes +
+         slot % g.block_tokens * row_bytes[static_cast<size_t>(g.mla_row)];
+}
+
+std::vector<double> Pool::read_mla(int64_t slot) const {
+  return mla_values(geometry().mla_row, bytes_.data() + mla_offset(slot), layer_.k_scale);
 }
 
 }  // namespace larder::test

@@ -13,10 +13,14 @@ namespace larder::test {
 double e4m3_value(int byte);  // NaN for 0x7F and 0xFF
 double e2m1_value(int code);
 double bf16_value(uint16_t bits);
+double fp16_value(uint16_t bits);
+double e5m2_value(int byte);  // infinite for 0x7C and 0xFC, NaN above them
 uint16_t nearest_bf16(float value);
 // Nearest byte or code, ties to the even one, saturating; the sign is kept.
 int nearest_e4m3(double value);
-int nearest_e2m1(double value);  // a NaN gives a zero with its sign
+int nearest_e5m2(double value);
+uint16_t nearest_fp16(double value);  // to infinity from 65520 on
+int nearest_e2m1(double value);       // a NaN gives a zero with its sign
 
 struct Nvfp4Group {
   uint8_t data[8];
@@ -25,6 +29,9 @@ struct Nvfp4Group {
 };
 // 16 values by the expressions of formats.md 1.5(a), in float with IEEE division.
 Nvfp4Group nvfp4_group(const float* values, float global_scale);
+
+// The 576 values of an MLA row (formats.md 5); k_scale counts for fp8_mla.
+std::vector<double> mla_values(MlaRow format, const std::byte* row, double k_scale);
 
 enum class Side { kK, kV };
 
@@ -48,6 +55,10 @@ class Pool {
 
   // The row as a reader of the format sees it, the tensor's scale included.
   std::vector<double> read(Side side, int64_t slot, int64_t head) const;
+
+  // Pools of MLA rows: where a row lies, and its 576 values.
+  int64_t mla_offset(int64_t slot) const;
+  std::vector<double> read_mla(int64_t slot) const;
 
  private:
   KvFormat format(Side side) const;

@@ -1,0 +1,155 @@
+// The checks of append and gather calls.
+#include <cstdint>
+#include <limits>
+
+#include "kernels/kernel_table.h"
+#include "kernels/refuse.h"
+#include "kernels/validate.h"
+
+namespace larder::kernels {
+namespace {
+
+Status validate_float_dtype(std::string_view field, Dtype dtype) {
+  if (dtype == Dtype::kBf16 || dtype == Dtype::kFp16 || dtype == Dtype::kFp32) return {};
+  return refuse(kInvalid, field, ": dtype is ", name(dtype), ": expected bf16, fp16 or fp32");
+}
+
+Status validate_slots(const LayerView& layer, const int64_t* slots, int64_t num_slots) {
+  if (num_slots > 0 && slots == nullptr)
+    return refuse(kInvalid, "slots is null with num_slots ", num_slots);
+  const int64_t pool_slots = layer.num_blocks * layer.geometry.block_tokens;
+  for (int64_t i = 0; i < num_slots; ++i)
+    if (slots[i] >= pool_slots)
+      return refuse(kInvalid, "slots[", i, "] is ", slots[i], ": the pool has ", pool_slots,
+                    " slots (", layer.num_blocks, " blocks of ", layer.geometry.block_tokens,
+                    " tokens)");
+  return {};
+}
+
+Status validate_source(std::string_view field, const TensorView& view, int64_t num_heads,
+                       int64_t dim) {
+  if (Status s = validate_tensor(field, view, num_heads, dim); !s.ok()) return s;
+  return validate_float_dtype(field, view.dtype);
+}
+
+// An output of gather: where it is wanted, `rows` rows must fit.
+Status validate_gathered(std::string_view field, const TensorView& view, int64_t num_heads,
+                         int64_t dim, int64_t rows) {
+  if (view.shape[0] == 0) return {};
+  if (Status s = validate_tensor(field, view, num_heads, dim); !s.ok()) return s;
+  if (view.shape[0] < rows)
+    return refuse(kInvalid, field, " has ", view.shape[0], " rows: the tokens take ", rows);
+  // Rows on top of each other would leave the result to chance.
+  for (size_t axis = 0; axis < 3; ++axis)
+    if (view.shape[axis] > 1 && view.strides[axis] == 0)
+      return refuse(kInvalid, field, ": the stride of axis ", axis, " is 0 with size ",
+                    view.shape[axis]);
+  return {};
+}
+
+Status validate_gather_outputs(const GatherParams& params, int64_t rows) {
+  const AttentionGeometry& geometry = params.layer.geometry;
+  const bool is_mla = geometry.mla_row != MlaRow::kNone;
+  if (Status s =
+          validate_gathered("k_out", params.k_out, geometry.num_kv_heads, geometry.k_dim, rows);
+      !s.ok())
+    return s;
+  if (is_mla && params.v_out.shape[0] != 0)
+    return refuse(kInvalid, "v_out has ", params.v_out.shape[0],
+                  " rows: of MLA rows k_out is all that there is, so expected 0");
+  if (Status s =
+          validate_gathered("v_out", params.v_out, geometry.num_kv_heads, geometry.v_dim, rows);
+      !s.ok())
+    return s;
+  if (params.k_out.shape[0] != 0 && !(is_mla && params.k_out.dtype == Dtype::kFp8E4m3))
+    if (Status s = validate_float_dtype("k_out", params.k_out.dtype); !s.ok())
+      return is_mla ? refuse(kInvalid, s.message(), ", or fp8_e4m3 for staging") : s;
+  if (params.v_out.shape[0] != 0) return validate_float_dtype("v_out", params.v_out.dtype);
+  return {};
+}
+
+Status validate_gather_fields(const GatherParams& params) {
+  if (params.num_slots < 0) return refuse(kInvalid, "num_slots is ", params.num_slots);
+  if (params.num_seqs < 0) return refuse(kInvalid, "num_seqs is ", params.num_seqs);
+  if (params.num_slots > 0 && params.num_seqs > 0)
+    return refuse(kInvalid, "num_slots is ", params.num_slots, " with num_seqs ", params.num_seqs,
+                  ": expected slots or a block table, not both");
+  if (params.block_table_stride < 0)
+    return refuse(kInvalid, "block_table_stride is ", params.block_table_stride);
+  if (params.rows_per_sequence < 0)
+    return refuse(kInvalid, "rows_per_sequence is ", params.rows_per_sequence);
+  if (params.num_seqs > 0 && params.seq_lens == nullptr)
+    return refuse(kInvalid, "seq_lens is null with ", params.num_seqs, " sequences");
+  constexpr int64_t kMaxSeqs =
+      std::numeric_limits<int64_t>::max() / std::numeric_limits<int32_t>::max();
+  if (params.num_seqs > kMaxSeqs)
+    return refuse(kInvalid, "num_seqs is ", params.num_seqs, ": expected at most ", kMaxSeqs);
+  int64_t unused = 0;
+  if (__builtin_mul_overflow(params.num_seqs, params.block_table_stride, &unused))
+    return refuse(kInvalid, "block_table_stride is ", params.block_table_stride, " with ",
+                  params.num_seqs, " sequences: the table passes 2^63 entries");
+  if (__builtin_mul_overflow(params.num_seqs, params.rows_per_sequence, &unused))
+    return refuse(kInvalid, "rows_per_sequence is ", params.rows_per_sequence, " with ",
+                  params.num_seqs, " sequences: they pass 2^63 rows");
+  return {};
+}
+
+Status validate_gather_sequence(const GatherParams& params, int64_t sequence) {
+  const int64_t seq_len = params.seq_lens[sequence];
+  const int64_t block_tokens = params.layer.geometry.block_tokens;
+  if (seq_len < 0) return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len);
+  if (params.rows_per_sequence > 0 && seq_len > params.rows_per_sequence)
+    return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len, ": rows_per_sequence is ",
+                  params.rows_per_sequence);
+  const int64_t num_blocks = (seq_len + block_tokens - 1) / block_tokens;
+  if (num_blocks > params.block_table_stride)
+    return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len, ": its block_table row has ",
+                  params.block_table_stride, " blocks of ", block_tokens, " tokens");
+  if (num_blocks > 0 && params.block_table == nullptr)
+    return refuse(kInvalid, "block_table is null with seq_lens[", sequence, "] ", seq_len);
+  const int32_t* row = params.block_table + sequence * params.block_table_stride;
+  for (int64_t i = 0; i < num_blocks; ++i)
+    if (row[i] < 0 || row[i] >= params.layer.num_blocks)
+      return refuse(kInvalid, "block_table[", sequence, ", ", i, "] is ", row[i], ": the pool has ",
+                    params.layer.num_blocks, " blocks");
+  return {};
+}
+
+}  // namespace
+
+Status validate_append(const AppendParams& params) {
+  const AttentionGeometry& geometry = params.layer.geometry;
+  if (Status s = validate_layer(params.layer); !s.ok()) return s;
+  const bool is_mla = geometry.mla_row != MlaRow::kNone;
+  if (Status s = validate_source("k", params.k, geometry.num_kv_heads,
+                                 is_mla ? kMlaLatentDim : geometry.k_dim);
+      !s.ok())
+    return s;
+  if (Status s = validate_source("v", params.v, geometry.num_kv_heads,
+                                 is_mla ? kMlaRopeDim : geometry.v_dim);
+      !s.ok())
+    return s;
+  if (params.v.shape[0] != params.k.shape[0])
+    return refuse(kInvalid, "v has ", params.v.shape[0], " rows: k has ", params.k.shape[0]);
+  if (params.num_slots < 0 || params.num_slots > params.k.shape[0])
+    return refuse(kInvalid, "num_slots is ", params.num_slots, ": k has ", params.k.shape[0],
+                  " rows");
+  return validate_slots(params.layer, params.slots, params.num_slots);
+}
+
+Status validate_gather(const GatherParams& params) {
+  if (Status s = validate_layer(params.layer); !s.ok()) return s;
+  if (Status s = validate_gather_fields(params); !s.ok()) return s;
+  int64_t rows = params.num_slots;
+  for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
+    if (Status s = validate_gather_sequence(params, sequence); !s.ok()) return s;
+    // Rows after a sequence's last token are needed only if another sequence follows.
+    rows = params.rows_per_sequence > 0
+               ? sequence * params.rows_per_sequence + params.seq_lens[sequence]
+               : rows + params.seq_lens[sequence];
+  }
+  if (Status s = validate_slots(params.layer, params.slots, params.num_slots); !s.ok()) return s;
+  return validate_gather_outputs(params, rows);
+}
+
+}  // namespace larder::kernels
