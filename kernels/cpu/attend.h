@@ -13,6 +13,9 @@
 namespace larder::kernels::cpu {
 
 inline constexpr int64_t kTileKeys = 64;  // keys decoded at a time
+// Keys whose weighted V are summed in float32, from multiples of it on; longer sequences add such
+// sums up in float64, since a float32 sum of hundreds of thousands of values stands still.
+inline constexpr int64_t kStretchKeys = 4096;
 inline constexpr int64_t kTileRows = 64;  // query rows (token and head) that share a decoded tile
 
 Status supports_attend(const AttendParams& params);

@@ -6,8 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "kernels/cpu/bf16.h"
-#include "tests/kernels/attend_call.h"
+#include "tests/kernels/small_pool.h"
 #include "tests/support/random.h"
 
 namespace larder::kernels {
@@ -16,6 +15,7 @@ namespace {
 using test::AttendBatch;
 using test::AttendResult;
 using test::Side;
+using test::SmallPool;
 
 constexpr KvFormat kBf16 = KvFormat::kBf16;
 constexpr KvFormat kNvfp4 = KvFormat::kNvfp4;
@@ -89,38 +89,6 @@ TEST_CASE("lse is the natural logarithm on decode and prefill alike") {
     for (const float lse : prefill.run().lse) CHECK(lse == doctest::Approx(5.5452).epsilon(1e-5));
   }
 }
-
-// A bf16 pool of one block whose K and V elements are set one by one.
-struct SmallPool {
-  explicit SmallPool(int32_t dim) : pool({1, 1, 4, dim, dim, kBf16, kBf16}, 1, std::byte{0}) {}
-  void set(Side side, int64_t token, size_t d, float value) {
-    const uint16_t bits = float_to_bf16(value);
-    std::memcpy(pool.bytes().data() + pool.data_offset(side, token, 0) + 2 * static_cast<int>(d),
-                &bits, 2);
-  }
-  AttendResult run(std::vector<float> q, int32_t seq_len, float scale) {
-    const int64_t dim = pool.geometry().k_dim;
-    AttendResult result;
-    result.out.assign(static_cast<size_t>(dim), NAN);
-    result.lse.assign(1, NAN);
-    const int32_t one = 1, block = 0;
-    AttendParams params;
-    params.layer = pool.layer();
-    params.q = dense_tensor(q.data(), Dtype::kFp32, 1, 1, dim);
-    params.out = dense_tensor(result.out.data(), Dtype::kFp32, 1, 1, dim);
-    params.lse = result.lse.data();
-    params.q_lens = &one;
-    params.seq_lens = &seq_len;
-    params.num_seqs = 1;
-    params.block_table = &block;
-    params.block_table_stride = 1;
-    params.scale = scale;
-    const Status status = run_attend(params);
-    LARDER_CHECK(status.ok(), status.to_string());
-    return result;
-  }
-  test::Pool pool;
-};
 
 TEST_CASE("logits far below any finite sentinel still win when they are all there is") {
   SmallPool small(128);
@@ -216,8 +184,8 @@ AttendResult use_block(SparsePool& pool, int64_t id, int32_t tokens, std::vector
   AttendParams attend;
   attend.layer = pool.layer;
   attend.q = dense_tensor(values.data(), Dtype::kFp32, 1, g.num_kv_heads, g.k_dim);
-  attend.out = dense_tensor(result.out.data(), Dtype::kFp32, 1, g.num_kv_heads, g.v_dim);
-  attend.lse = result.lse.data();
+  attend.output.out = dense_tensor(result.out.data(), Dtype::kFp32, 1, g.num_kv_heads, g.v_dim);
+  attend.output.lse = result.lse.data();
   attend.q_lens = &one;
   attend.seq_lens = &tokens;
   attend.num_seqs = 1;
@@ -275,7 +243,7 @@ TEST_CASE("a windowed row reads neither table entries nor blocks left of its win
   AttendParams params;
   params.layer = batch.pool().layer();
   params.q = dense_tensor(q.data(), Dtype::kFp32, 3, 4, 32);
-  params.out = params.q;
+  params.output.out = params.q;
   params.q_lens = &q_len;
   params.seq_lens = &seq_len;
   params.num_seqs = 1;
@@ -298,8 +266,8 @@ TEST_CASE("a table that ends with its last used entry is not read further") {
     AttendParams params;
     params.layer = batch.pool().layer();
     params.q = dense_tensor(batch.q.data(), Dtype::kFp32, 1, 1, 32);
-    params.out = dense_tensor(result.out.data(), Dtype::kFp32, 1, 1, 32);
-    params.lse = result.lse.data();
+    params.output.out = dense_tensor(result.out.data(), Dtype::kFp32, 1, 1, 32);
+    params.output.lse = result.lse.data();
     params.q_lens = &one;
     params.seq_lens = &seq_len;
     params.num_seqs = 1;
@@ -327,8 +295,8 @@ TEST_CASE("a million tokens still give their mean, and a window of them costs a 
   AttendParams params;
   params.layer = pool.layer;
   params.q = dense_tensor(q.data(), Dtype::kFp32, 1, 1, 64);
-  params.out = dense_tensor(whole.data(), Dtype::kFp32, 1, 1, 64);
-  params.lse = &lse;
+  params.output.out = dense_tensor(whole.data(), Dtype::kFp32, 1, 1, 64);
+  params.output.lse = &lse;
   params.q_lens = &one;
   params.seq_lens = &kTokens;
   params.num_seqs = 1;
@@ -337,10 +305,44 @@ TEST_CASE("a million tokens still give their mean, and a window of them costs a 
   REQUIRE(run_attend(params).ok());
   CHECK(lse == doctest::Approx(13.862944).epsilon(1e-6));
   params.window_left = 511;
-  params.out.data = windowed.data();
+  params.output.out.data = windowed.data();
   REQUIRE(run_attend(params).ok());
   CHECK(lse == doctest::Approx(std::log(512.0)).epsilon(1e-6));
   for (size_t d = 0; d < 64; ++d) CHECK(std::fabs(whole[d] - windowed[d]) < 1e-3);
+}
+
+TEST_CASE("the largest lengths and windows that the types hold") {
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  SmallPool small(16, 4096);
+  for (int64_t token = 0; token < 4096; ++token) small.set(Side::kV, token, 0, 2.0f);
+  const std::vector<int32_t> table(size_t{1} << 19, 0);
+  const auto far = [&](AttendParams& params) {
+    params.block_table = table.data();
+    params.block_table_stride = int64_t{1} << 19;
+    params.window_left = 511;
+  };
+  for (const int32_t splits : {0, 3, 4096}) {
+    const AttendResult result =
+        small.run(std::vector<float>(16, 0.0f), kMax, 1.0f, [&](AttendParams& params) {
+          far(params);
+          params.num_splits = splits;
+        });
+    CHECK(result.out[0] == doctest::Approx(2.0));
+    CHECK(result.lse[0] == doctest::Approx(std::log(512.0)));
+  }
+  const float slope = -1.0f;
+  const AttendResult sloped =
+      small.run(std::vector<float>(16, 0.0f), kMax, 1.0f, [&](AttendParams& params) {
+        far(params);
+        params.alibi_slopes = &slope;
+      });
+  CHECK(sloped.out[0] == doctest::Approx(2.0));
+  CHECK(sloped.lse[0] == doctest::Approx(-2147483648.0));
+
+  const auto plain = small.run(std::vector<float>(32, 1.0f), 100, 1.0f);
+  const auto wide = small.run(std::vector<float>(32, 1.0f), 100, 1.0f,
+                              [](AttendParams& params) { params.window_left = kMax; });
+  CHECK(wide == plain);
 }
 
 }  // namespace

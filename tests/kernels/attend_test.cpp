@@ -19,6 +19,8 @@ constexpr double kMaxLseError = 1e-4;
 
 constexpr KvFormat kBf16 = KvFormat::kBf16;
 constexpr KvFormat kNvfp4 = KvFormat::kNvfp4;
+constexpr KvFormat kFormats[] = {kBf16, KvFormat::kFp16, KvFormat::kFp8E4m3, KvFormat::kFp8E5m2,
+                                 kNvfp4};
 
 void check_close(const AttendResult& result, const test::DenseResult& expected) {
   REQUIRE(result.out.size() == expected.out.size());
@@ -45,14 +47,14 @@ TEST_CASE("random shapes, formats, windows and batches agree with the float64 or
     const auto pick = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(engine);
     };
-    const KvFormat k_format = pick(0, 2) == 0 ? kBf16 : kNvfp4;
-    const KvFormat v_format = pick(0, 2) == 0 ? kBf16 : kNvfp4;
-    const bool both_bf16 = k_format == kBf16 && v_format == kBf16;
+    const KvFormat k_format = kFormats[pick(0, 4)];
+    const KvFormat v_format = kFormats[pick(0, 4)];
+    const bool any_dims = k_format != kNvfp4 && v_format != kNvfp4;
     const AttentionGeometry geometry = {1,
                                         pick(1, 3),
                                         block_sizes[pick(0, 4)],
-                                        both_bf16 ? pick(1, 70) : dims[pick(0, 5)],
-                                        both_bf16 ? pick(1, 70) : dims[pick(0, 5)],
+                                        any_dims ? pick(1, 70) : dims[pick(0, 5)],
+                                        any_dims ? pick(1, 70) : dims[pick(0, 5)],
                                         k_format,
                                         v_format};
     std::vector<test::SequenceLengths> sequences;
@@ -62,6 +64,8 @@ TEST_CASE("random shapes, formats, windows and batches agree with the float64 or
       sequences.push_back({q_len, seq_len});
     }
     AttendBatch batch(geometry, geometry.num_kv_heads * pick(1, 9), sequences, engine);
+    if (geometry.k_dim % 16 == 0)
+      batch.transform_keys(static_cast<KeyTransform>(pick(0, 3)), engine);
     batch.causal = pick(0, 1) == 1;
     batch.window_left = pick(0, 1) == 0 ? -1 : pick(0, 130);
     CAPTURE(round);
@@ -105,6 +109,7 @@ TEST_CASE("decoding token by token, and any chunking, gives the bits of one pref
         AttendBatch batch({1, 2, 16, 48, 64, format, format}, 2 * group_size, {{length, length}},
                           engine);
         batch.window_left = window;
+        if (window == 37) batch.soft_cap = 2;
         test::on_every_target([&](const std::string& target) {
           CAPTURE(target);
           const AttendResult whole = batch.run();
@@ -125,13 +130,19 @@ TEST_CASE("decoding token by token, and any chunking, gives the bits of one pref
 
 TEST_CASE("identical query rows get identical results, however many there are") {
   auto engine = test::random_engine(23);
-  for (const int32_t rows : {1, 63, 64, 65, 128}) {
-    AttendBatch batch({1, 1, 16, 32, 32, kNvfp4, kNvfp4}, 1, {{rows, 200}}, engine);
-    batch.causal = false;
-    for (size_t i = 0; i < batch.q.size(); ++i) batch.q[i] = batch.q[i % 32];
-    const AttendResult result = batch.run();
-    for (size_t i = 0; i < result.out.size(); ++i) REQUIRE(result.out[i] == result.out[i % 32]);
-  }
+  const AttentionGeometry geometries[] = {{1, 1, 16, 32, 32, kNvfp4, kNvfp4},
+                                          mla_geometry(1, 16, MlaRow::kNvfp4Ds)};
+  for (const AttentionGeometry& geometry : geometries)
+    for (const int32_t rows : {1, 63, 64, 65, 128}) {
+      AttendBatch batch(geometry, 1, {{rows, 200}}, engine);
+      batch.causal = false;
+      const auto k_dim = static_cast<size_t>(geometry.k_dim);
+      const auto v_dim = static_cast<size_t>(geometry.v_dim);
+      for (size_t i = 0; i < batch.q.size(); ++i) batch.q[i] = batch.q[i % k_dim];
+      const AttendResult result = batch.run();
+      for (size_t i = 0; i < result.out.size(); ++i)
+        REQUIRE(result.out[i] == result.out[i % v_dim]);
+    }
 }
 
 TEST_CASE("every ratio of query heads to KV heads agrees with the oracle") {
@@ -144,15 +155,18 @@ TEST_CASE("every ratio of query heads to KV heads agrees with the oracle") {
   }
 }
 
-TEST_CASE("every dim with every block size agrees with the oracle") {
+TEST_CASE("every dim with every block size and format agrees with the oracle") {
   auto engine = test::random_engine(25);
   CAPTURE(test::seed());
+  const int64_t ratios[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
   for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256, 512, 1024})
     for (const int32_t block_tokens : {1, 2, 8, 16, 32, 64, 128})
-      for (const KvFormat format : {kBf16, kNvfp4}) {
+      for (const KvFormat format : kFormats) {
+        const int64_t ratio = ratios[engine() % 10];  // a sample: all of them take long
         CAPTURE(dim);
         CAPTURE(block_tokens);
-        AttendBatch batch({1, 1, block_tokens, dim, dim, format, format}, 2, {{1, 37}}, engine);
+        CAPTURE(ratio);
+        AttendBatch batch({1, 1, block_tokens, dim, dim, format, format}, ratio, {{1, 37}}, engine);
         check_close(batch.run(), batch.oracle());
       }
 }
@@ -181,7 +195,7 @@ TEST_CASE("one key gives back its V exactly, in each output dtype") {
       AttendParams params;
       params.layer = batch.pool().layer();
       params.q = dense_tensor(batch.q.data(), Dtype::kFp32, 1, 1, 32);
-      params.out = dense_tensor(out.data(), dtype, 1, 1, 32);
+      params.output.out = dense_tensor(out.data(), dtype, 1, 1, 32);
       params.q_lens = params.seq_lens = &one;
       params.num_seqs = 1;
       params.block_table = batch.table().data();
@@ -217,8 +231,8 @@ TEST_CASE("dtype and strides of q, and strides of out, do not matter") {
   AttendParams params;
   params.layer = batch.pool().layer();
   params.q = {q.data(), Dtype::kBf16, {5, 4, 32}, {64, 5 * 64, 2}};
-  params.out = {out.data(), Dtype::kFp32, {5, 4, 16}, {1, 5, 20}};
-  params.lse = lse.data();
+  params.output.out = {out.data(), Dtype::kFp32, {5, 4, 16}, {1, 5, 20}};
+  params.output.lse = lse.data();
   params.q_lens = q_lens;
   params.seq_lens = seq_lens;
   params.num_seqs = 2;
