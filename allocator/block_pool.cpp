@@ -45,15 +45,16 @@ BlockPool::BlockPool(int64_t num_blocks, bool reserve_block_zero)
 
 // ------------------------------------------------------------------------- allocate and release
 
-Result<std::vector<BlockRef>> BlockPool::allocate(SessionId session, int64_t num_blocks) {
+Result<std::vector<BlockRef>> BlockPool::allocate(SessionId session, int64_t num_blocks,
+                                                  int64_t total_blocks) {
   if (num_blocks < 1)
     return Status(ErrorCode::kInvalidArgument,
                   "num_blocks is " + std::to_string(num_blocks) + ", but must be positive");
   const int64_t free = count(BlockState::kFree);
   const int64_t evictable = index_.num_evictable();
-  if (num_blocks > free + evictable)
+  if (total_blocks > free + evictable)
     return Status(ErrorCode::kResourceExhausted,
-                  "requested " + std::to_string(num_blocks) + " blocks, available " +
+                  "requested " + std::to_string(total_blocks) + " blocks, available " +
                       std::to_string(free + evictable) + " (" + std::to_string(free) + " free, " +
                       std::to_string(evictable) + " evictable) of " + std::to_string(capacity()));
 

@@ -41,7 +41,9 @@ class BlockPool {
   BlockPool(int64_t num_blocks, bool reserve_block_zero);
 
   // The refusals of these five are those of the events of the same names (allocator/events.h).
-  Result<std::vector<BlockRef>> allocate(SessionId session, int64_t num_blocks);
+  // Only if total_blocks (>= num_blocks) could be given.
+  Result<std::vector<BlockRef>> allocate(SessionId session, int64_t num_blocks,
+                                         int64_t total_blocks);
   Status release(SessionId session, std::span<const BlockRef> blocks, int64_t now_us);
   // keys[i] is the key of blocks[i]. Each block is the parent of the next; that of the first one is
   // `parent`, which is kNoBlock or published.

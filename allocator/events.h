@@ -86,13 +86,16 @@ struct DestroyPool {
   PoolId pool;
 };
 // All or nothing. Evicts cached blocks, leaf first and least recently used, when the free ones do
-// not suffice. RESOURCE_EXHAUSTED carries requested and available (free + evictable).
+// not suffice. RESOURCE_EXHAUSTED carries requested and available (free + evictable). Of a request
+// that comes in parts, total_blocks is what this part and the later ones want together: unless so
+// many are available nothing is taken. 0: num_blocks.
 struct Allocate {
   uint64_t request;
   SessionId session;
   PoolId pool;
   uint32_t group;
   int64_t num_blocks;
+  int64_t total_blocks = 0;
 };
 // All or nothing. A block named twice needs two holds. NOT_FOUND for an id outside the pool or not
 // held by the session, STALE_GENERATION for an old generation, BUSY while a copy of this session

@@ -104,7 +104,8 @@ StateMachine::Answer StateMachine::handle(const Allocate& event) {
   const auto target =
       find_target(event.session, event.pool, event.group, Role::kAppend, "allocate blocks");
   if (!target) return target.status();
-  auto blocks = target->blocks->allocate(event.session, event.num_blocks);
+  auto blocks = target->blocks->allocate(event.session, event.num_blocks,
+                                         std::max(event.num_blocks, event.total_blocks));
   if (!blocks) return blocks.status();
   emit_words(*target->pool);
   return BlocksAllocated{std::move(*blocks)};

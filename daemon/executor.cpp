@@ -11,6 +11,7 @@
 #include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
 
+#include "kernels/kernel_table.h"
 #include "larder/check.h"
 #include "larder/system_error.h"
 #include "protocol/limits.h"
@@ -42,6 +43,16 @@ SharedMapping map_arena(int fd, uint64_t size_bytes) {
 
 std::span<std::byte> bytes_of(const SharedMapping& mapping) {
   return {mapping.data(), static_cast<size_t>(mapping.size_bytes())};
+}
+
+std::vector<float> read_key_offsets(const protocol::AttentionGroup& group, int fd) {
+  std::vector<float> offsets(static_cast<size_t>(group.num_layers) *
+                             static_cast<size_t>(group.num_kv_heads) *
+                             static_cast<size_t>(group.k_dim));
+  const auto bytes = offsets.size() * sizeof(float);
+  const SharedMapping mapping = SharedMapping::map(fd, static_cast<int64_t>(bytes), false);
+  std::memcpy(offsets.data(), mapping.data(), bytes);
+  return offsets;
 }
 
 }  // namespace
@@ -87,14 +98,19 @@ void Executor::handle(protocol::Received received) {
 }
 
 void Executor::handle(const protocol::AddGroup& command, std::vector<OwnFd> fds) {
-  LARDER_CHECK(fds.size() == 1, fds.size());
+  protocol::GroupSpec spec = command.spec;
+  if (auto* attention = std::get_if<protocol::AttentionGroup>(&spec.kind);
+      attention != nullptr && fds.size() == 2)
+    attention->key_offsets = read_key_offsets(*attention, fds[1].get());
+  else
+    LARDER_CHECK(fds.size() == 1, fds.size());
   Pool& pool = pools_[command.pool];
   pool.counters.pool = command.pool;
   LARDER_CHECK(command.group == pool.groups.size(), command.group);
   int64_t total_bytes = 0;
   for (const int64_t bytes : command.layout.segment_bytes) total_bytes += bytes;
   const int64_t owner_bytes = command.layout.num_blocks * static_cast<int64_t>(sizeof(uint64_t));
-  pool.groups.push_back({view_group(command.spec).value(), command.layout,
+  pool.groups.push_back({view_group(spec).value(), command.layout,
                          MappedRange::reserve(total_bytes),
                          SharedMapping::map(fds[0].get(), owner_bytes, false)});
 }
@@ -154,17 +170,12 @@ Status Executor::copy_blocks(const protocol::CopyBlocks& command) {
   const auto pool = pools_.find(command.pool);
   if (pool == pools_.end()) return {ErrorCode::kNotFound, "the pool is gone"};
   const MappedGroup& group = pool->second.groups.at(command.group);
-  const int64_t page_bytes = group.view.page.page_bytes;
-  const int64_t num_layers = group.view.geometry.num_layers;
-  for (size_t i = 0; i < command.from.size(); ++i) {
-    for (int64_t layer = 0; layer < num_layers; ++layer) {
-      std::byte* base = group.memory.base() + layer * group.layout.layer_stride_bytes;
-      std::memcpy(base + command.to[i] * group.layout.block_stride_bytes,
-                  base + command.from[i] * group.layout.block_stride_bytes,
-                  static_cast<size_t>(page_bytes));
-    }
-  }
-  return {};
+  kernels::CopyParams params;
+  params.view = view_blocks(group.view, group.layout, group.memory.base());
+  params.from = command.from.data();
+  params.to = command.to.data();
+  params.count = static_cast<int64_t>(command.from.size());
+  return kernels::run_copy(params);
 }
 
 Executor::Turn Executor::serve_ring(uint64_t session, Ring& ring, int max_records) {

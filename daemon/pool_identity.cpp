@@ -1,6 +1,9 @@
 #include "daemon/pool_identity.h"
 
+#include <array>
 #include <charconv>
+
+#include <openssl/sha.h>
 
 #include "client/group_view.h"
 #include "protocol/limits.h"
@@ -23,22 +26,53 @@ std::string show_scales(const std::vector<float>& scales) {
   return joined;
 }
 
-Identity identity_of(const protocol::AttentionGroup& group, const GroupView& view) {
-  return {
-      {"kind", "attention"},
-      {"num_layers", std::to_string(group.num_layers)},
-      {"num_kv_heads", std::to_string(group.num_kv_heads)},
-      {"k_dim", std::to_string(group.k_dim)},
-      {"v_dim", std::to_string(group.v_dim)},
-      {"k_format", group.k_format},
-      {"v_format", group.v_format},
-      {"encoder", group.encoder},
-      {"key_transform", group.key_transform},
-      {"layout", std::string(name(view.layout))},
-      {"k_scales", show_scales(view.k_scales)},
-      {"v_scales", show_scales(view.v_scales)},
-  };
+// Sessions must agree on every float, so a digest stands for them.
+std::string digest(const std::vector<float>& values) {
+  if (values.empty()) return "none";
+  std::array<uint8_t, SHA256_DIGEST_LENGTH> hash;
+  SHA256(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float),
+         hash.data());
+  std::string text;
+  for (const uint8_t byte : hash) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
 }
+
+struct KindIdentity {
+  const GroupView& view;
+
+  Identity operator()(const protocol::AttentionGroup& group) const {
+    return {
+        {"kind", "attention"},
+        {"num_layers", std::to_string(group.num_layers)},
+        {"num_kv_heads", std::to_string(group.num_kv_heads)},
+        {"k_dim", std::to_string(group.k_dim)},
+        {"v_dim", std::to_string(group.v_dim)},
+        {"k_format", group.k_format},
+        {"v_format", group.v_format},
+        {"encoder", group.encoder},
+        {"key_transform", group.key_transform},
+        {"key_offsets", digest(view.key_offsets)},
+        {"layout", std::string(name(view.layout))},
+        {"k_scales", show_scales(view.k_scales)},
+        {"v_scales", show_scales(view.v_scales)},
+    };
+  }
+  Identity operator()(const protocol::MlaGroup& group) const {
+    return {
+        {"kind", "mla"},
+        {"num_layers", std::to_string(group.num_layers)},
+        {"row_format", group.row_format},
+        {"layout", std::string(name(view.layout))},
+        {"k_scales", show_scales(view.k_scales)},
+    };
+  }
+  Identity operator()(const protocol::OpaqueGroup& group) const {
+    return {{"kind", "opaque"}, {"block_bytes", std::to_string(group.block_bytes)}};
+  }
+};
 
 }  // namespace
 
@@ -52,7 +86,7 @@ Result<PoolSpec> to_machine_spec(const protocol::PoolSpec& spec) {
   PoolSpec result;
   result.name = spec.name;
   result.model = spec.model;
-  result.identity = identity_of(std::get<protocol::AttentionGroup>(group.kind), *view);
+  result.identity = std::visit(KindIdentity{*view}, group.kind);
   const bool one_segment = view->layout == KvLayout::kLbhnc;
   result.groups.push_back({group.name, block_bytes(*view), group.num_blocks, group.block_tokens,
                            one_segment, group.reserve_block_zero});

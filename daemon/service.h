@@ -77,6 +77,9 @@ class Service {
   void reply(Session& session, uint64_t id, protocol::ReplyBody body, std::vector<OwnFd> fds = {});
   void connect(Session& session, uint64_t id, const protocol::Connect& body);
   Status check_access(const Session& session, const protocol::Connect& body) const;
+  // The pool's description with what came through the arena.
+  Result<protocol::PoolSpec> with_key_offsets(const Session& session,
+                                              protocol::PoolSpec spec) const;
   void open_pool(Session& session, const protocol::Request& request,
                  const protocol::OpenPool& body);
   void open_segments(Session& session, uint64_t id, const protocol::OpenSegments& body);

@@ -37,6 +37,17 @@ std::vector<protocol::Block> from_refs(const std::vector<BlockRef>& refs) {
   return blocks;
 }
 
+// Too many for a message: the executor maps them.
+OwnFd share_floats(const std::vector<float>& values) {
+  constexpr int64_t kPageBytes = 4096;
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  Segment segment =
+      create_host_segment("larder-key-offsets", (bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
+  const SharedMapping mapping = SharedMapping::map(segment.fd.get(), segment.size_bytes, true);
+  std::memcpy(mapping.data(), values.data(), static_cast<size_t>(bytes));
+  return std::move(segment.fd);
+}
+
 struct ToWire {
   const PoolStore& store;
 
@@ -199,10 +210,15 @@ void Service::tell_executor_all() {
 void Service::tell_executor_pool(PoolId id, const StoredPool& pool) {
   for (uint32_t index = 0; index < pool.groups.size(); ++index) {
     const StoredGroup& group = pool.groups[index];
-    std::vector<OwnFd> owner_fd;
-    owner_fd.push_back(duplicate(group.owners.fd()));
-    executor_.send(protocol::AddGroup{value(id), index, group.spec, group.layout},
-                   std::move(owner_fd));
+    protocol::AddGroup add{value(id), index, group.spec, group.layout};
+    std::vector<OwnFd> group_fds;
+    group_fds.push_back(duplicate(group.owners.fd()));
+    if (auto* attention = std::get_if<protocol::AttentionGroup>(&add.spec.kind))
+      if (const auto offsets = std::get<std::vector<float>>(
+              std::exchange(attention->key_offsets, std::vector<float>()));
+          !offsets.empty())
+        group_fds.push_back(share_floats(offsets));
+    executor_.send(add, std::move(group_fds));
     protocol::AddSegments batch{value(id), index, {}};
     std::vector<OwnFd> fds;
     for (const auto& [position, segment_id] : group.segment_ids) {

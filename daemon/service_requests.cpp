@@ -63,8 +63,8 @@ protocol::PoolInfo show(const PoolStats& stats) {
 protocol::Capabilities show_capabilities() {
   protocol::Capabilities reply;
   for (const kernels::Capability& row : kernels::capabilities())
-    reply.rows.push_back({row.op, row.backend, std::string(name(row.k_format)),
-                          std::string(name(row.v_format)), row.dim_multiple, row.dim_max});
+    reply.rows.push_back(
+        {row.op, row.backend, row.k_format, row.v_format, row.dim_multiple, row.dim_max});
   return reply;
 }
 
@@ -192,16 +192,34 @@ uint64_t Service::add_pending(Session& session, const protocol::Request& request
   return ticket;
 }
 
+Result<protocol::PoolSpec> Service::with_key_offsets(const Session& session,
+                                                     protocol::PoolSpec spec) const {
+  for (protocol::GroupSpec& group : spec.groups) {
+    auto* attention = std::get_if<protocol::AttentionGroup>(&group.kind);
+    if (attention == nullptr) continue;
+    const auto* range = std::get_if<protocol::ArenaRange>(&attention->key_offsets);
+    if (range == nullptr) continue;
+    if (!session.arena)
+      return Status(ErrorCode::kInvalidArgument, "key_offsets: the session has no arena");
+    auto offsets = session.arena->read_floats("key_offsets", *range);
+    if (!offsets) return offsets.status();
+    attention->key_offsets = std::move(*offsets);
+  }
+  return spec;
+}
+
 void Service::open_pool(Session& session, const protocol::Request& request,
                         const protocol::OpenPool& body) {
-  Result<PoolSpec> spec = to_machine_spec(body.spec);
+  Result<protocol::PoolSpec> whole = with_key_offsets(session, body.spec);
+  if (!whole) return reply(session, request.id, whole.status());
+  Result<PoolSpec> spec = to_machine_spec(*whole);
   if (!spec) return reply(session, request.id, spec.status());
   if (session.num_pending >= protocol::kMaxPendingRequestsPerSession)
     return reply(session, request.id,
                  Status(ErrorCode::kBusy, std::to_string(session.num_pending) +
                                               " requests of this session are waiting"));
   const uint64_t ticket = add_pending(session, request);
-  staged_spec_ = body.spec;
+  staged_spec_ = std::move(*whole);
   apply(OpenPool{ticket, session.id, std::move(*spec)});
   staged_spec_.reset();
   // Segments are made while the effects are carried out: what is not complete now was undone.
@@ -265,7 +283,8 @@ void Service::forward(Session& session, const protocol::Request& request) {
   const bool touches_blocks =
       std::holds_alternative<Release>(*event) || std::holds_alternative<ClosePool>(*event) ||
       std::holds_alternative<Copy>(*event) || std::holds_alternative<Publish>(*event);
-  if (!touches_blocks || !session.arena || !session.arena->busy()) return apply(*event);
+  // Only the executor knows what it runs: the ring's indices are the client's to write.
+  if (!touches_blocks || !session.arena) return apply(*event);
   executor_.when_idle(value(session.id), [this, ready = std::move(*event)] { apply(ready); });
 }
 
@@ -291,14 +310,15 @@ Result<Event> Service::to_event(const Session& session, uint64_t ticket,
     if (const auto* tokens = std::get_if<std::vector<int32_t>>(&list)) return *tokens;
     if (!session.arena)
       return Status(ErrorCode::kInvalidArgument, "tokens: the session has no arena");
-    return session.arena->read(std::get<protocol::ArenaRange>(list));
+    return session.arena->read_tokens(std::get<protocol::ArenaRange>(list));
   };
   if (const auto* body = std::get_if<protocol::ClosePool>(&request.body))
     return Event(ClosePool{ticket, session.id, PoolId{body->pool}});
   if (const auto* body = std::get_if<protocol::DestroyPool>(&request.body))
     return Event(DestroyPool{ticket, session.id, PoolId{body->pool}});
   if (const auto* body = std::get_if<protocol::Allocate>(&request.body))
-    return Event(Allocate{ticket, session.id, PoolId{body->pool}, body->group, body->num_blocks});
+    return Event(Allocate{ticket, session.id, PoolId{body->pool}, body->group, body->num_blocks,
+                          body->total_blocks});
   if (const auto* body = std::get_if<protocol::Release>(&request.body))
     return Event(
         Release{ticket, session.id, PoolId{body->pool}, body->group, to_refs(body->blocks)});

@@ -23,18 +23,29 @@ bool SessionArena::busy() const {
          shared.submit_head.load(std::memory_order_acquire);
 }
 
-Result<std::vector<int32_t>> SessionArena::read(const protocol::ArenaRange& range) const {
+template <typename T>
+Result<std::vector<T>> SessionArena::read(const char* field,
+                                          const protocol::ArenaRange& range) const {
   // The decoder has bounded the count, so the product cannot overflow.
-  const uint64_t bytes = range.count * sizeof(int32_t);
+  const uint64_t bytes = range.count * sizeof(T);
   if (!arena_.holds(range.offset_bytes, bytes))
     return Status(ErrorCode::kInvalidArgument,
-                  "tokens: " + std::to_string(bytes) + " bytes at offset " +
+                  std::string(field) + ": " + std::to_string(bytes) + " bytes at offset " +
                       std::to_string(range.offset_bytes) + " are not in the arena's data part (" +
                       std::to_string(protocol::kArenaDataOffset) + " .. " +
                       std::to_string(size_bytes()) + ")");
-  std::vector<int32_t> values(range.count);
+  std::vector<T> values(range.count);
   std::memcpy(values.data(), arena_.memory().data() + range.offset_bytes, bytes);
   return values;
+}
+
+Result<std::vector<int32_t>> SessionArena::read_tokens(const protocol::ArenaRange& range) const {
+  return read<int32_t>("tokens", range);
+}
+
+Result<std::vector<float>> SessionArena::read_floats(const char* field,
+                                                     const protocol::ArenaRange& range) const {
+  return read<float>(field, range);
 }
 
 void SessionArena::fail_outstanding(const Status& status) {

@@ -25,15 +25,21 @@ class SessionArena {
   int eventfd() const { return eventfd_.get(); }
   uint64_t size_bytes() const { return static_cast<uint64_t>(segment_.size_bytes); }
   // Whether the client has submitted what the executor has not completed yet. The client can make
-  // this lie, to the cost of its own tenant's blocks alone.
+  // this lie: nobody's safety may rest on it.
   bool busy() const;
-  // Copies int32 values out. INVALID_ARGUMENT when the range is not in the arena's data part.
-  Result<std::vector<int32_t>> read(const protocol::ArenaRange& range) const;
+  // Copies 4-byte values out. INVALID_ARGUMENT, naming the field, when the range is not in the
+  // arena's data part.
+  Result<std::vector<int32_t>> read_tokens(const protocol::ArenaRange& range) const;
+  Result<std::vector<float>> read_floats(const char* field,
+                                         const protocol::ArenaRange& range) const;
   // Answers everything that is queued. Only while no executor serves the session.
   void fail_outstanding(const Status& status);
   const protocol::ArenaHeader& header() const { return arena_.header(); }
 
  private:
+  template <typename T>
+  Result<std::vector<T>> read(const char* field, const protocol::ArenaRange& range) const;
+
   Segment segment_;
   SharedMapping mapping_;
   protocol::Arena arena_;

@@ -27,7 +27,16 @@ namespace larder::protocol {
 inline constexpr uint64_t kArenaMagic = 0x314152454452414cull;  // "LARDERA1"
 inline constexpr uint32_t kNoWord = 0xffffffffu;                // no timeline word
 
-enum class Op : uint32_t { kAppend = 1, kAttend = 2 };
+enum class Op : uint32_t {
+  kAppend = 1,
+  kAttend = 2,
+  kGather = 3,
+  kSparseAttend = 4,
+  kReadPages = 5,
+  kWritePages = 6,
+  kScrub = 7,
+  kChecksum = 8,
+};
 
 // `count` elements at `offset_bytes` of the arena.
 struct ArenaArray {
@@ -48,7 +57,11 @@ struct TensorRecord {
 static_assert(sizeof(TensorRecord) == 64);
 
 inline constexpr uint32_t kFlagCausal = 1u << 0;
-inline constexpr uint32_t kKnownFlags = kFlagCausal;
+inline constexpr uint32_t kFlagPartial = 1u << 1;
+inline constexpr uint32_t kFlagLseBase2 = 1u << 2;
+inline constexpr uint32_t kFlagLseIncludesSink = 1u << 3;
+inline constexpr uint32_t kFlagLseHeadsFirst = 1u << 4;
+inline constexpr uint32_t kKnownFlags = (1u << 5) - 1;
 
 struct Submission {
   uint64_t request = 0;  // chosen by the client, comes back in the Completion
@@ -62,17 +75,32 @@ struct Submission {
   uint32_t signal_word = kNoWord;
   uint64_t wait_value = 0;
   uint64_t signal_value = 0;
-  float scale = 0.0f;        // attend
+  float scale = 0.0f;        // attend, sparse attend
   int32_t window_left = -1;  // attend
-  TensorRecord first;        // append: k; attend: q
-  TensorRecord second;       // append: v; attend: out
-  ArenaArray slots;          // append: int64 [num_slots]
+  TensorRecord first;        // append: k; attend: q; gather: k_out
+  TensorRecord second;       // append: v; attend: out; gather: v_out
+  ArenaArray slots;          // append, gather: int64 [num_slots]
   ArenaArray q_lens;         // attend: int32 [num_seqs]
   ArenaArray seq_lens;       // attend: int32 [num_seqs]
   ArenaArray block_table;    // attend: int32 [num_seqs * block_table_stride]
   uint64_t block_table_stride = 0;
   ArenaArray lse;  // attend: float32 [num_rows * num_q_heads], count 0: not wanted
-  std::array<uint8_t, 232> reserved = {};  // zero
+  // The rest of attend's options, as in kernels/params.h; count 0: none.
+  float soft_cap = 0.0f;
+  int32_t num_splits = 0;
+  float out_scale = 0.0f;
+  float out_sf_scale = 0.0f;
+  uint64_t out_sf_first_row = 0;
+  ArenaArray sinks;                       // float32 [num_q_heads]
+  ArenaArray alibi_slopes;                // float32 [num_q_heads]
+  ArenaArray mask;                        // bytes
+  ArenaArray mask_offsets;                // int64 [num_seqs]
+  ArenaArray out_sf;                      // bytes, written
+  ArenaArray indices;                     // sparse attend: int32 [num_rows * top_k]
+  ArenaArray topk_lens;                   // sparse attend: int32 [num_rows]
+  ArenaArray blocks;                      // pages, scrub, checksum: int32 block ids
+  ArenaArray bytes;                       // pages: bytes; checksum: uint64, written
+  std::array<uint8_t, 64> reserved = {};  // zero
 };
 static_assert(sizeof(Submission) == 512 && std::is_trivially_copyable_v<Submission>);
 

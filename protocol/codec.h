@@ -102,4 +102,39 @@ void write_numbers(Builder builder, const Numbers& numbers) {
   for (uint32_t i = 0; i < numbers.size(); ++i) builder.set(i, numbers[i]);
 }
 
+// Lists that travel in the message or, where they are long, through the arena.
+template <typename Builder, typename Number>
+void write_list(Builder builder, const std::variant<std::vector<Number>, ArenaRange>& list) {
+  if (const auto* range = std::get_if<ArenaRange>(&list)) {
+    auto arena = builder.initArena();
+    arena.setOffsetBytes(range->offset_bytes);
+    arena.setCount(range->count);
+    return;
+  }
+  const auto& numbers = std::get<std::vector<Number>>(list);
+  write_numbers(builder.initInline(static_cast<uint32_t>(numbers.size())), numbers);
+}
+
+template <typename Wire, typename Number>
+std::variant<std::vector<Number>, ArenaRange> read_list(Reading& reading, const char* field,
+                                                        typename Wire::Reader reader,
+                                                        size_t max_inline, size_t max_in_arena) {
+  reading.known_fields_only<Wire>(field, reader);
+  switch (reader.which()) {
+    case Wire::INLINE:
+      return reading.numbers(field, reader.getInline(), max_inline);
+    case Wire::ARENA: {
+      const auto arena = reader.getArena();
+      reading.known_fields_only<wire::ArenaRange>(field, arena);
+      const ArenaRange range{arena.getOffsetBytes(), arena.getCount()};
+      if (range.count > max_in_arena)
+        reading.refuse(std::string(field) + " has " + std::to_string(range.count) +
+                       " entries, at most " + std::to_string(max_in_arena) + " are allowed");
+      return range;
+    }
+  }
+  reading.refuse(std::string(field) + " is neither inline nor in the arena");
+  return {};
+}
+
 }  // namespace larder::protocol

@@ -16,6 +16,7 @@ void write(wire::AttentionGroup::Builder builder, const AttentionGroup& group) {
   write_numbers(builder.initKScales(static_cast<uint32_t>(group.k_scales.size())), group.k_scales);
   write_numbers(builder.initVScales(static_cast<uint32_t>(group.v_scales.size())), group.v_scales);
   builder.setWindowTokens(group.window_tokens);
+  write_list(builder.initKeyOffsets(), group.key_offsets);
 }
 
 AttentionGroup read_attention(Reading& reading, wire::AttentionGroup::Reader reader) {
@@ -32,12 +33,15 @@ AttentionGroup read_attention(Reading& reading, wire::AttentionGroup::Reader rea
   group.k_scales = reading.numbers("k_scales", reader.getKScales(), kMaxLayers);
   group.v_scales = reading.numbers("v_scales", reader.getVScales(), kMaxLayers);
   group.window_tokens = reader.getWindowTokens();
+  group.key_offsets = read_list<wire::FloatList, float>(
+      reading, "key_offsets", reader.getKeyOffsets(), kMaxFloatsInline, kMaxFloatsInArena);
   return group;
 }
 
 MlaGroup read_mla(Reading& reading, wire::MlaGroup::Reader reader) {
   reading.known_fields_only<wire::MlaGroup>("mla", reader);
-  return {reader.getNumLayers(), reading.text("row_format", reader.getRowFormat())};
+  return {reader.getNumLayers(), reading.text("row_format", reader.getRowFormat()),
+          reading.numbers("k_scales", reader.getKScales(), kMaxLayers)};
 }
 
 OpaqueGroup read_opaque(Reading& reading, wire::OpaqueGroup::Reader reader) {
@@ -62,6 +66,7 @@ void write(wire::GroupSpec::Builder builder, const GroupSpec& spec) {
     auto group = builder.initMla();
     group.setNumLayers(mla->num_layers);
     group.setRowFormat(mla->row_format);
+    write_numbers(group.initKScales(static_cast<uint32_t>(mla->k_scales.size())), mla->k_scales);
   } else {
     builder.initOpaque().setBlockBytes(std::get<OpaqueGroup>(spec.kind).block_bytes);
   }

@@ -5,33 +5,12 @@ namespace larder::protocol {
 namespace {
 
 void write(wire::TokenList::Builder builder, const TokenList& tokens) {
-  if (const auto* range = std::get_if<ArenaRange>(&tokens)) {
-    auto arena = builder.initArena();
-    arena.setOffsetBytes(range->offset_bytes);
-    arena.setCount(range->count);
-    return;
-  }
-  const auto& list = std::get<std::vector<int32_t>>(tokens);
-  write_numbers(builder.initInline(static_cast<uint32_t>(list.size())), list);
+  write_list(builder, tokens);
 }
 
 TokenList read_tokens(Reading& reading, wire::TokenList::Reader reader) {
-  reading.known_fields_only<wire::TokenList>("tokens", reader);
-  switch (reader.which()) {
-    case wire::TokenList::INLINE:
-      return reading.numbers("tokens", reader.getInline(), kMaxTokensInline);
-    case wire::TokenList::ARENA: {
-      const auto arena = reader.getArena();
-      reading.known_fields_only<wire::ArenaRange>("tokens", arena);
-      const ArenaRange range{arena.getOffsetBytes(), arena.getCount()};
-      if (range.count > kMaxTokensInArena)
-        reading.refuse("tokens has " + std::to_string(range.count) + " entries, at most " +
-                       std::to_string(kMaxTokensInArena) + " are allowed");
-      return range;
-    }
-  }
-  reading.refuse("tokens is neither inline nor in the arena");
-  return {};
+  return read_list<wire::TokenList, int32_t>(reading, "tokens", reader, kMaxTokensInline,
+                                             kMaxTokensInArena);
 }
 
 void write_extra(capnp::List<capnp::Data>::Builder builder, const std::vector<std::string>& extra) {
@@ -81,6 +60,7 @@ struct Writer {
     to.setPool(body.pool);
     to.setGroup(body.group);
     to.setNumBlocks(body.num_blocks);
+    to.setTotalBlocks(body.total_blocks);
   }
   void operator()(const Release& body) {
     auto to = out.initRelease();
@@ -123,8 +103,6 @@ struct Writer {
     if (body.what == "resizePool") out.initResizePool();
     if (body.what == "evict") out.initEvict();
     if (body.what == "setQuota") out.initSetQuota();
-    if (body.what == "scrub") out.initScrub();
-    if (body.what == "checksum") out.initChecksum();
     if (body.what == "registerImport") out.initRegisterImport();
   }
 };
@@ -198,7 +176,8 @@ RequestBody read_body(Reading& reading, wire::Request::Reader reader) {
       const auto body = reader.getAllocate();
       reading.known_fields_only<wire::Allocate>("allocate", body);
       return Allocate{body.getPool(), body.getGroup(),
-                      reading.number("num_blocks", body.getNumBlocks(), 0, kMaxBlocksPerMessage)};
+                      reading.number("num_blocks", body.getNumBlocks(), 0, kMaxBlocksPerMessage),
+                      reading.number("total_blocks", body.getTotalBlocks(), 0, INT64_MAX)};
     }
     case wire::Request::RELEASE: {
       const auto body = reader.getRelease();
@@ -228,10 +207,6 @@ RequestBody read_body(Reading& reading, wire::Request::Reader reader) {
       return Unserved{"evict"};
     case wire::Request::SET_QUOTA:
       return Unserved{"setQuota"};
-    case wire::Request::SCRUB:
-      return Unserved{"scrub"};
-    case wire::Request::CHECKSUM:
-      return Unserved{"checksum"};
     case wire::Request::REGISTER_IMPORT:
       return Unserved{"registerImport"};
   }

@@ -11,7 +11,9 @@
 namespace larder::protocol {
 
 // Commands: what the executor must know to serve the rings, and work that larderd orders itself.
-struct AddGroup {  // fd: the ownership table, 8 bytes per block
+// fds: the ownership table, 8 bytes per block; then, for centred keys, the key offsets, float32
+// [num_layers, num_kv_heads, k_dim] (in the spec they are empty).
+struct AddGroup {
   uint64_t pool = 0;
   uint32_t group = 0;
   GroupSpec spec;

@@ -26,6 +26,13 @@ struct TokenList {            # token ids, int32
   }
 }
 
+struct FloatList {
+  union {
+    inline @0 :List(Float32);
+    arena @1 :ArenaRange;
+  }
+}
+
 struct Pair { name @0 :Text; value @1 :Text; }
 
 # ------------------------------------------------------------------------------------- pools
@@ -42,11 +49,13 @@ struct AttentionGroup {
   kScales @8 :List(Float64);  # empty: 1; one: all layers; else one per layer
   vScales @9 :List(Float64);
   windowTokens @10 :Int32;    # -1: full attention
+  keyOffsets @11 :FloatList;  # [num_layers, num_kv_heads, k_dim] of the centred transforms, else empty
 }
 
 struct MlaGroup {
   numLayers @0 :Int32;
   rowFormat @1 :Text;         # "nvfp4_ds_mla", "fp8_ds_mla", "fp8_mla", "bf16_mla"
+  kScales @2 :List(Float64);  # as in AttentionGroup
 }
 
 struct OpaqueGroup {
@@ -108,9 +117,7 @@ struct Request {
     resizePool @18 :ResizePool;
     evict @19 :Evict;
     setQuota @20 :SetQuota;
-    scrub @21 :BlockList;
-    checksum @22 :BlockList;
-    registerImport @23 :RegisterImport;
+    registerImport @21 :RegisterImport;
   }
 }
 
@@ -125,7 +132,12 @@ struct Connect {
 }
 
 struct OpenSegments { pool @0 :UInt64; group @1 :UInt32; first @2 :UInt32; count @3 :UInt32; }
-struct Allocate { pool @0 :UInt64; group @1 :UInt32; numBlocks @2 :Int64; }
+struct Allocate {
+  pool @0 :UInt64;
+  group @1 :UInt32;
+  numBlocks @2 :Int64;
+  totalBlocks @3 :Int64;      # this part of a long request and those to come; 0: numBlocks
+}
 struct BlockList { pool @0 :UInt64; group @1 :UInt32; blocks @2 :List(Block); }
 struct Publish {
   pool @0 :UInt64;

@@ -30,6 +30,8 @@ inline constexpr size_t kMaxCapabilities = 512;
 inline constexpr size_t kMaxCapabilityTextBytes = 32;
 inline constexpr size_t kMaxTokensInline = size_t{24} * 1024;
 inline constexpr size_t kMaxTokensInArena = size_t{4} << 20;
+inline constexpr size_t kMaxFloatsInline = size_t{16} * 1024;
+inline constexpr size_t kMaxFloatsInArena = size_t{4} << 20;
 inline constexpr size_t kMaxExtraBytesPerBlock = 1024;
 
 inline constexpr size_t kMaxSessions = 1024;
@@ -57,9 +59,11 @@ inline constexpr size_t kMaxBlocksPerTokenList = 131072;
 // Unread replies of a session beyond which no further file descriptors are sent to it.
 inline constexpr int kMaxUnreadBytesForFds = 16 * 1024;
 
-// One submission. The multiplications of one attention bound how long others wait for it: some ten
-// seconds of one core.
+// One submission. What an attention costs in products (submission_attend.cpp counts them) bounds
+// how long others wait for it: some ten seconds of one core.
 inline constexpr int64_t kMaxAttendProductsPerCall = int64_t{1} << 36;
+// Bytes that one call about blocks may go through: a few seconds, too.
+inline constexpr int64_t kMaxBlockBytesPerCall = int64_t{1} << 35;
 inline constexpr int64_t kMaxRowsPerCall = int64_t{1} << 20;
 inline constexpr int64_t kMaxSequencesPerCall = int64_t{1} << 16;
 inline constexpr int64_t kMaxTableEntriesPerCall = int64_t{1} << 24;

@@ -28,9 +28,10 @@ struct Block {
 };
 struct ArenaRange {
   uint64_t offset_bytes = 0;
-  uint64_t count = 0;  // int32 elements
+  uint64_t count = 0;  // elements of 4 bytes
 };
 using TokenList = std::variant<std::vector<int32_t>, ArenaRange>;
+using FloatList = std::variant<std::vector<float>, ArenaRange>;
 
 // ----------------------------------------------------------------------------------------- pools
 
@@ -46,10 +47,12 @@ struct AttentionGroup {
   std::vector<double> k_scales;
   std::vector<double> v_scales;
   int32_t window_tokens = -1;
+  FloatList key_offsets;
 };
 struct MlaGroup {
   int32_t num_layers = 0;
   std::string row_format;
+  std::vector<double> k_scales;
 };
 struct OpaqueGroup {
   int64_t block_bytes = 0;
@@ -108,6 +111,7 @@ struct Allocate {
   uint64_t pool = 0;
   uint32_t group = 0;
   int64_t num_blocks = 0;
+  int64_t total_blocks = 0;
 };
 struct Release {
   uint64_t pool = 0;
@@ -146,7 +150,7 @@ struct GetStatus {};
 struct GetCapabilities {};
 // A request that the schema has and no build serves yet.
 struct Unserved {
-  std::string what;  // "resume", "scrub", ...
+  std::string what;  // "resume", "evict", ...
 };
 
 using RequestBody = std::variant<Connect, Goodbye, OpenPool, ClosePool, DestroyPool, OpenSegments,

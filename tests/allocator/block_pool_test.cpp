@@ -43,6 +43,9 @@ TEST_CASE("an allocation that does not fit takes nothing and says what is availa
                {"num_blocks is -1"});
   check_status(driver.refused(Allocate{0, session, pool, 0, INT64_MAX}), kResourceExhausted,
                {"9223372036854775807"});
+  // A part of a request that does not fit as a whole takes nothing.
+  check_status(driver.refused(Allocate{0, session, pool, 0, 1, INT64_MAX}), kResourceExhausted,
+               {"requested 9223372036854775807"});
   check_status(driver.refused(Allocate{0, session, pool, 1, 1}), kNotFound, {"group 1"});
 }
 

@@ -38,7 +38,7 @@ TEST_CASE("every refusal code and every op is there from the first scrape on") {
                   std::string(error_code_name(static_cast<ErrorCode>(code))) + "\"} 0"));
   metrics.count_refusal(ErrorCode::kBusy);
   metrics.count_request(protocol::Allocate{});
-  metrics.count_request(protocol::Unserved{"scrub"});
+  metrics.count_request(protocol::Unserved{"evict"});
   const std::string text = metrics.render({}, {}, 0);
   CHECK(has(text, "larder_refusals_total{reason=\"BUSY\"} 1"));
   CHECK(has(text, "larder_requests_total{op=\"allocate\"} 1"));

@@ -72,7 +72,7 @@ TEST_CASE("what is not served is refused by name") {
   refused([](G&, A& a) { a.v_format = "turboquant_4bit_nc"; }, ErrorCode::kUnsupported,
           "turboquant_4bit_nc");
   refused([](G&, A& a) { a.encoder = "magic"; }, ErrorCode::kUnsupported, "magic");
-  refused([](G&, A& a) { a.key_transform = "rotated"; }, ErrorCode::kUnsupported, "rotated");
+  refused([](G&, A& a) { a.key_transform = "smeared"; }, ErrorCode::kUnsupported, "smeared");
   refused([](G&, A& a) { a.window_tokens = 128; }, ErrorCode::kUnsupported, "128");
   refused([](G& g, A&) { g.layout = "LBNHC"; }, ErrorCode::kUnsupported, "LBNHC");
   refused([](G& g, A&) { g.max_blocks = 9; }, ErrorCode::kUnsupported, "9");

@@ -96,9 +96,6 @@ TEST_CASE("pools that no kernel serves are refused with the field") {
   using O = PoolOptions;
   refused([](O& o) { o.geometry.k_dim = 100; }, ErrorCode::kInvalidArgument, "k_dim");
   refused([](O& o) { o.geometry.num_layers = 0; }, ErrorCode::kInvalidArgument, "num_layers");
-  refused([](O& o) { o.geometry.k_format = KvFormat::kFp8E4m3; }, ErrorCode::kUnsupported,
-          "k_format");
-  refused([](O& o) { o.encoder = Encoder::kBestScale; }, ErrorCode::kUnsupported, "encoder");
   refused([](O& o) { o.k_scales = {1e-50}; }, ErrorCode::kInvalidArgument, "k_scale");
   refused([](O& o) { o.v_scales = {1, 2, 3}; }, ErrorCode::kInvalidArgument, "v_scales");
   refused([](O& o) { o.num_blocks = 0; }, ErrorCode::kInvalidArgument, "num_blocks");
@@ -294,7 +291,8 @@ TEST_CASE("attaching and detaching many times leaks no descriptor") {
   const auto executor_fds = count_fds(executor);
   for (int i = 0; i < 100; ++i) attach();
   CHECK(eventually([&] {
-    return count_fds(node.larderd().pid()) == daemon_fds && count_fds(executor) == executor_fds;
+    // The count before may have had the connection of the last larderctl in it.
+    return count_fds(node.larderd().pid()) <= daemon_fds && count_fds(executor) <= executor_fds;
   }));
 }
 

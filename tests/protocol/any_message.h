@@ -37,6 +37,10 @@ class Filler {
     const uint64_t which = below(8);
     value = which < edges.size() ? edges[which] : static_cast<T>(engine_());
   }
+  void fill(float& value) {
+    const std::array<float, 4> edges = {0.0f, -0.0f, std::numeric_limits<float>::max(), 0.1f};
+    value = edges[below(edges.size())];
+  }
   void fill(double& value) {
     using Limits = std::numeric_limits<double>;
     const std::array<double, 6> edges = {
@@ -94,6 +98,7 @@ class Filler {
   void fill(protocol::Allocate& value) {
     fill_fields(value);
     value.num_blocks = static_cast<int64_t>(below(protocol::kMaxBlocksPerMessage + 1));
+    value.total_blocks &= std::numeric_limits<int64_t>::max();
   }
   void fill(protocol::ArenaRange& value) {
     fill_fields(value);
@@ -116,8 +121,8 @@ class Filler {
     value.to.resize(value.from.size());
   }
   void fill(protocol::Unserved& value) {
-    value.what = std::array<const char*, 7>{"resume", "resizePool", "evict",         "setQuota",
-                                            "scrub",  "checksum",   "registerImport"}[below(7)];
+    value.what = std::array<const char*, 5>{"resume", "resizePool", "evict", "setQuota",
+                                            "registerImport"}[below(5)];
   }
   void fill(protocol::Request& value) {
     fill_fields(value);

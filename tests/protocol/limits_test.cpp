@@ -87,7 +87,7 @@ TEST_CASE("names have at most 128 bytes") {
   limited("key_transform", in_attention(&AttentionGroup::key_transform));
   limited("row_format", [](auto s) {
     GroupSpec group;
-    group.kind = MlaGroup{1, s};
+    group.kind = MlaGroup{1, s, {}};
     return status_of(open_pool(group));
   });
   limited("adapter", [](auto s) { return status_of(Publish{1, s, {}, {}, {}, 0}); });
