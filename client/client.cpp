@@ -8,26 +8,58 @@ namespace {
 
 constexpr auto kGoodbyeDeadline = std::chrono::seconds(1);
 
-protocol::PoolSpec to_wire(const PoolOptions& options) {
+protocol::AttentionGroup attention_group(const PoolOptions& options) {
   const AttentionGeometry& geometry = options.geometry;
-  protocol::AttentionGroup attention;
-  attention.num_layers = geometry.num_layers;
-  attention.num_kv_heads = geometry.num_kv_heads;
-  attention.k_dim = geometry.k_dim;
-  attention.v_dim = geometry.v_dim;
-  attention.k_format = name(geometry.k_format);
-  attention.v_format = name(geometry.v_format);
-  attention.encoder = name(options.encoder);
-  attention.k_scales = options.k_scales;
-  attention.v_scales = options.v_scales;
+  protocol::AttentionGroup group;
+  group.num_layers = geometry.num_layers;
+  group.num_kv_heads = geometry.num_kv_heads;
+  group.k_dim = geometry.k_dim;
+  group.v_dim = geometry.v_dim;
+  group.k_format = name(geometry.k_format);
+  group.v_format = name(geometry.v_format);
+  group.encoder = name(options.encoder);
+  group.key_transform = name(options.key_transform);
+  group.key_offsets = options.key_offsets;
+  group.k_scales = options.k_scales;
+  group.v_scales = options.v_scales;
+  group.window_tokens = options.window_tokens;
+  return group;
+}
+
+protocol::PoolSpec to_wire(const PoolOptions& options) {
   protocol::GroupSpec group;
-  group.name = "attention";
-  group.block_tokens = geometry.block_tokens;
+  group.block_tokens = options.geometry.block_tokens;
   group.num_blocks = options.num_blocks;
+  group.max_blocks = options.max_blocks;
   group.layout = name(options.layout);
   group.reserve_block_zero = options.reserve_block_zero;
-  group.kind = std::move(attention);
+  if (options.opaque_block_bytes != 0) {
+    group.name = "opaque";
+    group.kind = protocol::OpaqueGroup{options.opaque_block_bytes};
+  } else if (options.geometry.mla_row != MlaRow::kNone) {
+    group.name = "mla";
+    group.kind = protocol::MlaGroup{options.geometry.num_layers,
+                                    std::string(name(options.geometry.mla_row)), options.k_scales};
+  } else {
+    group.name = "attention";
+    group.kind = attention_group(options);
+  }
   return {options.name, options.model, {std::move(group)}};
+}
+
+// What the kind of pool has no use for must not be stated: it would be ignored in silence.
+Status check_kind(const PoolOptions& options) {
+  const bool opaque = options.opaque_block_bytes != 0;
+  const bool mla = options.geometry.mla_row != MlaRow::kNone;
+  if (!opaque && !mla) return {};
+  if (options.encoder == Encoder::kReference && options.key_transform == KeyTransform::kNone &&
+      options.key_offsets.empty() && options.v_scales.empty() &&
+      (mla ? !opaque : options.k_scales.empty()))
+    return {};
+  return {ErrorCode::kInvalidArgument,
+          std::string("encoder, key_transform, key_offsets, v_scales") +
+              (opaque ? ", k_scales and mla_row" : "") + " must keep their defaults in " +
+              (opaque ? "an opaque" : "an MLA") + " pool"};
 }
 
 Status check_deadline(std::chrono::microseconds deadline) {
@@ -67,6 +99,23 @@ Result<protocol::TokenList> Client::Impl::token_list(std::span<const int32_t> to
   return protocol::TokenList(protocol::ArenaRange{array->offset_bytes, array->count});
 }
 
+Status Client::Impl::stage_key_offsets(protocol::GroupSpec& group) {
+  auto* attention = std::get_if<protocol::AttentionGroup>(&group.kind);
+  if (attention == nullptr) return {};
+  const auto& offsets = std::get<std::vector<float>>(attention->key_offsets);
+  if (offsets.size() <= protocol::kMaxFloatsInline) return {};
+  if (!ring)
+    return {ErrorCode::kInvalidArgument, "key_offsets has " + std::to_string(offsets.size()) +
+                                             " entries: more than " +
+                                             std::to_string(protocol::kMaxFloatsInline) +
+                                             " travel through the arena, and arena_bytes is 0"};
+  if (Status status = ring->start(deadline()); !status.ok()) return status;
+  auto array = ring->stage(offsets.data(), offsets.size());
+  if (!array) return array.status();
+  attention->key_offsets = protocol::ArenaRange{array->offset_bytes, array->count};
+  return {};
+}
+
 Result<Client> Client::connect(ClientOptions options) {
   if (Status status = check_deadline(options.deadline); !status.ok()) return status;
   protocol::Connect hello;
@@ -88,7 +137,11 @@ Result<Client> Client::connect(ClientOptions options) {
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::Client(Client&&) noexcept = default;
-Client& Client::operator=(Client&&) noexcept = default;
+Client& Client::operator=(Client&& other) noexcept {
+  Client old(std::move(impl_));  // says goodbye
+  impl_ = std::move(other.impl_);
+  return *this;
+}
 
 Client::~Client() {
   if (impl_ == nullptr) return;
@@ -107,21 +160,25 @@ Result<Pool> Client::open_pool(const PoolOptions& options) {
   if (options.execution == Execution::kOnRequest && !impl_->ring)
     return Status(ErrorCode::kInvalidArgument,
                   "execution on request needs an arena, and arena_bytes is 0");
-  const protocol::PoolSpec spec = to_wire(options);
+  if (Status status = check_kind(options); !status.ok()) return status;
+  protocol::PoolSpec spec = to_wire(options);
   Result<GroupView> view = view_group(spec.groups[0]);
   if (!view) return view.status();
+  if (Status status = impl_->stage_key_offsets(spec.groups[0]); !status.ok()) return status;
   auto opened = impl_->control.call_for<protocol::PoolOpened>(protocol::OpenPool{spec});
   if (!opened) return opened.status();
   if (opened->groups.size() != 1)
     return Status(ErrorCode::kInternal,
                   "the daemon answered with " + std::to_string(opened->groups.size()) + " groups");
-  auto pool = std::make_unique<Pool::Impl>(Pool::Impl{impl_.get(), opened->pool, opened->created,
-                                                      options.execution, std::move(*view),
-                                                      std::move(opened->groups[0]), MappedRange()});
+  ++impl_->num_open[opened->pool];
+  // From here on a refusal closes the pool again.
+  Pool pool(std::make_unique<Pool::Impl>(Pool::Impl{impl_.get(), opened->pool, opened->created,
+                                                    options.execution, std::move(*view),
+                                                    std::move(opened->groups[0]), MappedRange()}));
   if (options.execution == Execution::kInProcess) {
-    if (Status status = pool->map_memory(); !status.ok()) return status;
+    if (Status status = pool.impl_->map_memory(); !status.ok()) return status;
   }
-  return Pool(std::move(pool));
+  return pool;
 }
 
 }  // namespace larder

@@ -2,7 +2,6 @@
 
 #include "allocator/host_memory.h"
 #include "client/client_impl.h"
-#include "kernels/kernel_table.h"
 #include "protocol/limits.h"
 
 namespace larder {
@@ -28,11 +27,18 @@ PoolGroupStats from_wire(const protocol::GroupInfo& info) {
 
 Pool::Pool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Pool::Pool(Pool&&) noexcept = default;
-Pool& Pool::operator=(Pool&&) noexcept = default;
+Pool& Pool::operator=(Pool&& other) noexcept {
+  Pool old(std::move(impl_));  // closes what this one had open
+  impl_ = std::move(other.impl_);
+  return *this;
+}
 
 Pool::~Pool() {
   if (impl_ == nullptr) return;
   impl_->memory = MappedRange();
+  const auto uses = impl_->client->num_open.find(impl_->id);
+  if (--uses->second > 0) return;
+  impl_->client->num_open.erase(uses);
   try {
     (void)impl_->client->control.call(protocol::ClosePool{impl_->id});
   } catch (...) {  // the end of the session does the same
@@ -52,12 +58,16 @@ Result<std::vector<BlockHandle>> Pool::allocate(int64_t num_blocks) {
 Status Pool::release(std::span<const BlockHandle> blocks) { return impl_->release(blocks); }
 Result<std::vector<PublishedBlock>> Pool::publish(std::span<const int32_t> tokens,
                                                   std::span<const BlockHandle> blocks,
-                                                  const std::string& adapter) {
-  return impl_->publish(0, tokens, blocks, adapter);
+                                                  const std::string& adapter,
+                                                  std::span<const std::string> extra) {
+  return impl_->publish(0, tokens, blocks, adapter, extra);
 }
-Result<Prefix> Pool::lookup(std::span<const int32_t> tokens, bool hold,
-                            const std::string& adapter) {
-  return impl_->lookup(tokens, hold, adapter);
+Result<Prefix> Pool::lookup(std::span<const int32_t> tokens, bool hold, const std::string& adapter,
+                            std::span<const std::string> extra) {
+  return impl_->lookup(tokens, hold, adapter, extra);
+}
+Status Pool::copy(std::span<const BlockHandle> from, std::span<const BlockHandle> to) {
+  return impl_->copy(from, to);
 }
 Status Pool::append(int32_t layer, const TensorView& k, const TensorView& v,
                     std::span<const int64_t> slots) {
@@ -70,6 +80,35 @@ Status Pool::attend(int32_t layer, const AttendBatch& batch, const AttendOptions
 Result<std::byte*> Pool::data() {
   if (Status status = impl_->map_memory(); !status.ok()) return status;
   return impl_->memory.base();
+}
+
+kernels::LayerView Pool::Impl::layer(int32_t index) const {
+  return view_layer(view, layout, memory.base(), index);
+}
+
+Status Pool::Impl::check_layer(int32_t index) const {
+  if (view.opaque)
+    return {ErrorCode::kUnsupported, "the pool is opaque: its bytes have no K and V"};
+  if (index >= 0 && index < view.geometry.num_layers) return {};
+  return {ErrorCode::kInvalidArgument, "layer is " + std::to_string(index) + ", the pool has " +
+                                           std::to_string(view.geometry.num_layers)};
+}
+
+Status check_table(int64_t num_seqs, std::span<const int32_t> table, int64_t stride) {
+  // Divided, not multiplied: the stride may be any number.
+  const auto num_entries = static_cast<int64_t>(table.size());
+  if (stride >= 0 && (num_seqs == 0 || stride <= num_entries / num_seqs)) return {};
+  return {ErrorCode::kInvalidArgument,
+          "block_table has " + std::to_string(num_entries) + " entries with a stride of " +
+              std::to_string(stride) + ": there are " + std::to_string(num_seqs) + " sequences"};
+}
+
+protocol::Submission Pool::Impl::submission(protocol::Op op, int32_t layer_index) const {
+  protocol::Submission record;
+  record.op = static_cast<uint32_t>(op);
+  record.pool = id;
+  record.layer = static_cast<uint32_t>(layer_index);
+  return record;
 }
 
 Status Pool::Impl::map_memory() {
@@ -103,8 +142,10 @@ Result<std::vector<BlockHandle>> Pool::Impl::allocate(int64_t num_blocks) {
   std::vector<BlockHandle> blocks;
   const auto portion = static_cast<int64_t>(protocol::kMaxBlocksPerMessage);
   do {
-    const int64_t count = std::min(portion, num_blocks - static_cast<int64_t>(blocks.size()));
-    auto part = client->control.call_for<protocol::Blocks>(protocol::Allocate{id, 0, count});
+    const int64_t total = num_blocks - static_cast<int64_t>(blocks.size());
+    const int64_t count = std::min(portion, total);
+    auto part = client->control.call_for<protocol::Blocks>(
+        protocol::Allocate{id, 0, count, std::max<int64_t>(total, 0)});
     if (!part) {
       if (!blocks.empty()) (void)release(blocks);  // all or nothing
       return part.status();
@@ -128,7 +169,8 @@ Status Pool::Impl::release(std::span<const BlockHandle> blocks) {
 Result<std::vector<PublishedBlock>> Pool::Impl::publish(int64_t first_block,
                                                         std::span<const int32_t> tokens,
                                                         std::span<const BlockHandle> blocks,
-                                                        const std::string& adapter) {
+                                                        const std::string& adapter,
+                                                        std::span<const std::string> extra) {
   std::vector<PublishedBlock> result;
   const auto publish_portion = [&](size_t first, size_t count) -> Status {
     auto list = client->token_list(tokens);
@@ -138,7 +180,7 @@ Result<std::vector<PublishedBlock>> Pool::Impl::publish(int64_t first_block,
                           adapter,
                           std::move(*list),
                           to_wire(blocks.subspan(first, count)),
-                          {},
+                          {extra.begin(), extra.end()},
                           first_block + static_cast<int64_t>(first)});
     if (!part) return part.status();
     for (const protocol::PublishedBlock& block : part->blocks)
@@ -146,19 +188,24 @@ Result<std::vector<PublishedBlock>> Pool::Impl::publish(int64_t first_block,
     return {};
   };
   Status status = in_portions(blocks.size(), protocol::kMaxBlocksPerPublish, publish_portion);
-  if (!status.ok()) return status;
-  return result;
+  if (status.ok()) return result;
+  // Holds on blocks that the caller will not hear of.
+  std::vector<BlockHandle> gained;
+  for (size_t i = 0; i < result.size(); ++i)
+    if (result[i].block != blocks[i]) gained.push_back(result[i].block);
+  if (!gained.empty()) (void)release(gained);
+  return status;
 }
 
 Result<Prefix> Pool::Impl::lookup(std::span<const int32_t> tokens, bool hold,
-                                  const std::string& adapter) {
+                                  const std::string& adapter, std::span<const std::string> extra) {
   Prefix prefix;
   while (true) {
     auto list = client->token_list(tokens);
     if (!list) return list.status();
     const auto first_block = static_cast<int64_t>(prefix.blocks.size());
-    auto part = client->control.call_for<protocol::Prefix>(
-        protocol::Lookup{id, adapter, std::move(*list), {}, hold, first_block});
+    auto part = client->control.call_for<protocol::Prefix>(protocol::Lookup{
+        id, adapter, std::move(*list), {extra.begin(), extra.end()}, hold, first_block});
     if (!part) {
       if (hold && !prefix.blocks.empty()) (void)release(prefix.blocks);
       return part.status();
@@ -170,15 +217,14 @@ Result<Prefix> Pool::Impl::lookup(std::span<const int32_t> tokens, bool hold,
   }
 }
 
-Status Pool::copy(std::span<const BlockHandle> from, std::span<const BlockHandle> to) {
+Status Pool::Impl::copy(std::span<const BlockHandle> from, std::span<const BlockHandle> to) {
   if (from.size() != to.size())
     return {ErrorCode::kInvalidArgument, "from has " + std::to_string(from.size()) +
                                              " blocks and to " + std::to_string(to.size())};
   return in_portions(
       from.size(), protocol::kMaxBlocksPerCopy, [&](size_t first, size_t count) -> Status {
-        return impl_->client->control
-            .call_for<protocol::Done>(protocol::Copy{impl_->id, 0,
-                                                     to_wire(from.subspan(first, count)),
+        return client->control
+            .call_for<protocol::Done>(protocol::Copy{id, 0, to_wire(from.subspan(first, count)),
                                                      to_wire(to.subspan(first, count))})
             .status();
       });

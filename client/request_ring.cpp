@@ -124,24 +124,37 @@ Result<protocol::TensorRecord> RequestRing::reserve_output(const TensorView& ten
   return record;
 }
 
-void RequestRing::copy_out(const protocol::TensorRecord& from, const TensorView& to) const {
+void RequestRing::copy_out_row(const std::byte* from, const TensorView& to, int64_t token) const {
   const int64_t element_bytes = dtype_bytes(to.dtype);
   const int64_t row_bytes = to.shape[2] * element_bytes;
-  const std::byte* source = mapping_.data() + from.offset_bytes;
-  for (int64_t token = 0; token < to.shape[0]; ++token) {
-    for (int64_t head = 0; head < to.shape[1]; ++head, source += row_bytes) {
-      auto* target = const_cast<std::byte*>(element(to, token, head));
-      if (is_dense_row(to)) {
-        std::memcpy(target, source, static_cast<size_t>(row_bytes));
-      } else {
-        copy_row(target, to.strides[2], source, 1, to.shape[2], element_bytes);
-      }
+  for (int64_t head = 0; head < to.shape[1]; ++head, from += row_bytes) {
+    auto* target = const_cast<std::byte*>(element(to, token, head));
+    if (is_dense_row(to)) {
+      std::memcpy(target, from, static_cast<size_t>(row_bytes));
+    } else {
+      copy_row(target, to.strides[2], from, 1, to.shape[2], element_bytes);
     }
   }
 }
 
-void RequestRing::copy_out(const protocol::ArenaArray& from, float* to) const {
-  std::memcpy(to, mapping_.data() + from.offset_bytes, from.count * sizeof(float));
+void RequestRing::copy_out(const protocol::TensorRecord& from, const TensorView& to) const {
+  const int64_t bytes = to.shape[1] * to.shape[2] * dtype_bytes(to.dtype);
+  for (int64_t token = 0; token < to.shape[0]; ++token)
+    copy_out_row(mapping_.data() + from.offset_bytes + token * bytes, to, token);
+}
+
+void RequestRing::copy_out_rows(const protocol::TensorRecord& from, const TensorView& to,
+                                int64_t first, std::span<const int64_t> slots) const {
+  if (to.shape[0] == 0) return;
+  const int64_t bytes = to.shape[1] * to.shape[2] * dtype_bytes(to.dtype);
+  for (size_t i = 0; i < slots.size(); ++i)
+    if (slots[i] >= 0)
+      copy_out_row(mapping_.data() + from.offset_bytes + static_cast<int64_t>(i) * bytes, to,
+                   first + static_cast<int64_t>(i));
+}
+
+void RequestRing::copy_out_bytes(uint64_t offset_bytes, void* to, size_t bytes) const {
+  if (bytes > 0) std::memcpy(to, mapping_.data() + offset_bytes, bytes);
 }
 
 Status RequestRing::run(protocol::Submission submission,

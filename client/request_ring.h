@@ -43,7 +43,13 @@ class RequestRing {
   // Room for an output of the tensor's shape, dense.
   Result<protocol::TensorRecord> reserve_output(const TensorView& tensor);
   void copy_out(const protocol::TensorRecord& from, const TensorView& to) const;
-  void copy_out(const protocol::ArenaArray& from, float* to) const;
+  // Row i of `from` to row first + i of `to`, where slots[i] >= 0. Nothing if `to` has no rows.
+  void copy_out_rows(const protocol::TensorRecord& from, const TensorView& to, int64_t first,
+                     std::span<const int64_t> slots) const;
+  template <typename T>
+  void copy_out(const protocol::ArenaArray& from, T* to) const {
+    copy_out_bytes(from.offset_bytes, to, from.count * sizeof(T));
+  }
 
   // Submits and waits. The deadline leaves the call under way (see start).
   Status run(protocol::Submission submission, std::chrono::steady_clock::time_point deadline);
@@ -51,6 +57,8 @@ class RequestRing {
  private:
   RequestRing(SharedMapping mapping, OwnFd wake);
   void copy_in(uint64_t offset_bytes, const void* values, size_t bytes);
+  void copy_out_bytes(uint64_t offset_bytes, void* to, size_t bytes) const;
+  void copy_out_row(const std::byte* from, const TensorView& to, int64_t token) const;
   Status await(std::chrono::steady_clock::time_point deadline);
 
   SharedMapping mapping_;

@@ -1,24 +1,81 @@
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "client/client_impl.h"
+#include "protocol/limits.h"
 
 namespace larder {
 
+namespace {
+
+// One hold of the session on one block. Its owners are the sequences whose tables name the block:
+// the last one to let go of it releases it.
+struct HeldBlock {
+  BlockHandle block;
+  bool published = false;  // read-only
+};
+using HeldBlocks = std::vector<std::shared_ptr<HeldBlock>>;
+
+}  // namespace
+
 struct Sequence::Impl {
   Pool::Impl* pool;  // outlives the sequence
-  std::vector<BlockHandle> blocks;
+  HeldBlocks held;
+  std::vector<BlockHandle> blocks;  // of `held`, and their ids
   std::vector<int32_t> block_ids;
   std::vector<int64_t> last_slots;
   int64_t num_tokens = 0;
-  int64_t published_blocks = 0;  // of the first ones: read-only, perhaps shared
+  int64_t published_blocks = 0;  // of the first ones
 
   int64_t block_tokens() const { return pool->view.geometry.block_tokens; }
-  void add(const std::vector<BlockHandle>& more) {
-    blocks.insert(blocks.end(), more.begin(), more.end());
-    for (const BlockHandle& block : more) block_ids.push_back(block.id);
-  }
+  void add(const std::vector<BlockHandle>& more, bool published);
+  void replace(size_t index, std::shared_ptr<HeldBlock> with);
+  Status let_go(const HeldBlocks& dropped);
+  Status own_tail();
+  Status publish_part(int64_t first, int64_t count, std::span<const int32_t> tokens,
+                      const std::string& adapter);
   Status end();
 };
+
+void Sequence::Impl::add(const std::vector<BlockHandle>& more, bool published) {
+  for (const BlockHandle& block : more) {
+    held.push_back(std::make_shared<HeldBlock>(HeldBlock{block, published}));
+    blocks.push_back(block);
+    block_ids.push_back(block.id);
+  }
+}
+
+void Sequence::Impl::replace(size_t index, std::shared_ptr<HeldBlock> with) {
+  blocks[index] = with->block;
+  block_ids[index] = with->block.id;
+  held[index] = std::move(with);
+}
+
+// Releases those that nobody but `dropped` holds.
+Status Sequence::Impl::let_go(const HeldBlocks& dropped) {
+  std::vector<BlockHandle> last;
+  for (const auto& block : dropped)
+    if (block.use_count() == 1) last.push_back(block->block);
+  return last.empty() ? Status() : pool->release(last);
+}
+
+// Before a token is written into a partly filled block: it must be open, and nobody else's.
+Status Sequence::Impl::own_tail() {
+  if (num_tokens % block_tokens() == 0) return {};
+  const auto index = static_cast<size_t>(num_tokens / block_tokens());
+  if (!held[index]->published && held[index].use_count() == 1) return {};
+  auto fresh = pool->allocate(1);
+  if (!fresh) return fresh.status();
+  if (Status status = pool->copy(std::span(&blocks[index], 1), *fresh); !status.ok()) {
+    (void)pool->release(*fresh);
+    return status;
+  }
+  const HeldBlocks shared = {held[index]};
+  replace(index, std::make_shared<HeldBlock>(HeldBlock{fresh->front(), false}));
+  published_blocks = std::min(published_blocks, static_cast<int64_t>(index));
+  return let_go(shared);
+}
 
 Sequence Pool::begin_sequence() {
   auto sequence = std::make_unique<Sequence::Impl>();
@@ -55,9 +112,9 @@ Result<int64_t> Sequence::adopt_prefix(std::span<const int32_t> tokens,
                   "adopt_prefix needs an empty sequence, this one has " +
                       std::to_string(impl_->num_tokens) + " tokens");
   if (tokens.empty()) return int64_t{0};
-  auto prefix = impl_->pool->lookup(tokens.first(tokens.size() - 1), true, adapter);
+  auto prefix = impl_->pool->lookup(tokens.first(tokens.size() - 1), true, adapter, {});
   if (!prefix) return prefix.status();
-  impl_->add(prefix->blocks);
+  impl_->add(prefix->blocks, true);
   impl_->num_tokens = prefix->hit_tokens;
   impl_->published_blocks = static_cast<int64_t>(prefix->blocks.size());
   return prefix->hit_tokens;
@@ -73,12 +130,14 @@ Status Sequence::extend(int64_t num_tokens) {
             "the sequence has " + std::to_string(impl_->num_tokens) + " tokens and asks for " +
                 std::to_string(num_tokens) + " more; the whole pool holds " +
                 std::to_string(longest)};
+  if (num_tokens > 0)
+    if (Status status = impl_->own_tail(); !status.ok()) return status;
   const int64_t needed = (impl_->num_tokens + num_tokens + block_tokens - 1) / block_tokens -
                          static_cast<int64_t>(impl_->blocks.size());
   if (needed > 0) {
     auto more = impl_->pool->allocate(needed);
     if (!more) return more.status();
-    impl_->add(*more);
+    impl_->add(*more, false);
   }
   impl_->last_slots.clear();
   for (int64_t token = impl_->num_tokens; token < impl_->num_tokens + num_tokens; ++token) {
@@ -120,35 +179,74 @@ Status Sequence::publish(std::span<const int32_t> tokens, const std::string& ada
                                              " entries, the sequence has " +
                                              std::to_string(impl_->num_tokens)};
   const int64_t full_blocks = num_tokens / impl_->block_tokens();
-  const int64_t first = impl_->published_blocks;
-  if (full_blocks <= first) return {};
-  const auto fresh =
-      std::span(impl_->blocks)
-          .subspan(static_cast<size_t>(first), static_cast<size_t>(full_blocks - first));
-  auto published = impl_->pool->publish(first, tokens, fresh, adapter);
-  if (!published) return published.status();
-  // Where an older block has the same content, that one is held now and ours is spare.
-  std::vector<BlockHandle> spare;
-  for (size_t i = 0; i < published->size(); ++i) {
-    const BlockHandle& serving = (*published)[i].block;
-    if (serving == fresh[i]) continue;
-    spare.push_back(fresh[i]);
-    fresh[i] = serving;
-    impl_->block_ids[static_cast<size_t>(first) + i] = serving.id;
+  // In parts that fit a message, each with all its consequences: what is published stays so.
+  for (int64_t first = impl_->published_blocks; first < full_blocks;) {
+    const auto count =
+        std::min(full_blocks - first, static_cast<int64_t>(protocol::kMaxBlocksPerPublish));
+    if (Status status = impl_->publish_part(first, count, tokens, adapter); !status.ok())
+      return status;
+    first += count;
   }
-  impl_->published_blocks = full_blocks;
-  return spare.empty() ? Status() : impl_->pool->release(spare);
+  return {};
+}
+
+// Blocks [first, first + count). Where an older block has the same content, that one is held now
+// and ours is let go of.
+Status Sequence::Impl::publish_part(int64_t first, int64_t count, std::span<const int32_t> tokens,
+                                    const std::string& adapter) {
+  const auto fresh =
+      std::span(blocks).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  auto published = pool->publish(first, tokens, fresh, adapter, {});
+  if (!published) return published.status();
+  HeldBlocks spare;
+  for (size_t i = 0; i < published->size(); ++i) {
+    const size_t index = static_cast<size_t>(first) + i;
+    const BlockHandle serving = (*published)[i].block;
+    if (serving == fresh[i]) {
+      held[index]->published = true;
+      continue;
+    }
+    spare.push_back(held[index]);
+    replace(index, std::make_shared<HeldBlock>(HeldBlock{serving, true}));
+  }
+  published_blocks = first + count;
+  return let_go(spare);
+}
+
+Sequence Sequence::fork() const {
+  auto twin = std::make_unique<Impl>(*impl_);
+  twin->last_slots.clear();
+  return Sequence(std::move(twin));
+}
+
+Status Sequence::truncate(int64_t num_tokens) {
+  if (num_tokens < 0 || num_tokens > impl_->num_tokens)
+    return {ErrorCode::kInvalidArgument, "num_tokens is " + std::to_string(num_tokens) +
+                                             ", the sequence has " +
+                                             std::to_string(impl_->num_tokens)};
+  const auto kept =
+      static_cast<size_t>((num_tokens + impl_->block_tokens() - 1) / impl_->block_tokens());
+  const HeldBlocks dropped(impl_->held.begin() + static_cast<std::ptrdiff_t>(kept),
+                           impl_->held.end());
+  impl_->held.resize(kept);
+  impl_->blocks.resize(kept);
+  impl_->block_ids.resize(kept);
+  impl_->last_slots.clear();
+  impl_->num_tokens = num_tokens;
+  impl_->published_blocks = std::min(impl_->published_blocks, num_tokens / impl_->block_tokens());
+  return impl_->let_go(dropped);
 }
 
 Status Sequence::end() { return impl_->end(); }
 
 Status Sequence::Impl::end() {
-  const std::vector<BlockHandle> held = std::exchange(blocks, {});
+  const HeldBlocks all = std::exchange(held, {});
+  blocks.clear();
   block_ids.clear();
   last_slots.clear();
   num_tokens = 0;
   published_blocks = 0;
-  return held.empty() ? Status() : pool->release(held);
+  return let_go(all);
 }
 
 }  // namespace larder

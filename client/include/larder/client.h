@@ -31,7 +31,9 @@
 #include <utility>
 #include <vector>
 
+#include "larder/attention.h"
 #include "larder/kv_format.h"
+#include "larder/paged_kv.h"
 #include "larder/status.h"
 #include "larder/tensor.h"
 
@@ -48,14 +50,23 @@ struct ClientOptions {
   int64_t arena_bytes = int64_t{32} << 20;  // staging for on-request calls, shared with the daemon
 };
 
+// A pool stores K and V of attention layers, rows of MLA layers (geometry = mla_geometry(...)), or
+// blocks of bytes that only the engine understands (opaque_block_bytes).
 struct PoolOptions {
   std::string name = {};   // unique within the tenant; opening an existing pool attaches to it
   std::string model = {};  // model and revision; part of every prefix key
   AttentionGeometry geometry = {};
   Encoder encoder = Encoder::kReference;
+  KeyTransform key_transform = KeyTransform::kNone;
+  // [num_layers, num_kv_heads, k_dim] for the centred transforms, else empty (larderctl calibrate
+  // writes them). Every session that opens the pool states the same.
+  std::vector<float> key_offsets = {};
+  int64_t opaque_block_bytes = 0;  // > 0: an opaque pool; of geometry, block_tokens alone is used
   KvLayout layout = KvLayout::kBlhnc;
   int64_t num_blocks = 0;
-  bool reserve_block_zero = false;    // keep block 0 as a null block
+  int64_t max_blocks = 0;           // 0: num_blocks; more is UNSUPPORTED: pools do not grow yet
+  int32_t window_tokens = -1;       // other than -1 is UNSUPPORTED: use AttendOptions::window_left
+  bool reserve_block_zero = false;  // keep block 0 as a null block
   std::vector<double> k_scales = {};  // empty: 1; one entry: all layers; else one per layer
   std::vector<double> v_scales = {};  // likewise
   Execution execution = Execution::kInProcess;
@@ -76,27 +87,6 @@ struct PublishedBlock {
 struct Prefix {
   int64_t hit_tokens = 0;  // a multiple of block_tokens
   std::vector<BlockHandle> blocks;
-};
-
-// The options of one attend call. Semantics: logit = scale * q.k, causal is bottom-right aligned,
-// window_left = w sees the row itself and w keys before it, LSE is natural log, an empty row gives
-// out = 0 and lse = -inf.
-struct AttendOptions {
-  float scale = 0.0f;  // 0: 1 / sqrt(k_dim)
-  bool causal = true;
-  int32_t window_left = -1;
-};
-
-// A batch of sequences for Pool::attend. Row i of q belongs to the sequence whose q_lens cover it,
-// and is one of that sequence's last q_lens[s] tokens.
-struct AttendBatch {
-  TensorView q;                          // [sum of q_lens, num_q_heads, k_dim]
-  TensorView out;                        // [sum of q_lens, num_q_heads, v_dim]
-  float* lse = nullptr;                  // [sum of q_lens, num_q_heads] or nullptr
-  std::span<const int32_t> q_lens;       // [num_seqs]
-  std::span<const int32_t> seq_lens;     // [num_seqs], the q rows included
-  std::span<const int32_t> block_table;  // [num_seqs, block_table_stride], block ids
-  int64_t block_table_stride = 0;
 };
 
 struct PoolGroupStats {
@@ -131,30 +121,58 @@ class Pool {
  public:
   Pool(Pool&&) noexcept;
   Pool& operator=(Pool&&) noexcept;
-  ~Pool();  // detaches; the pool and its published blocks stay
+  // The last of a Client's Pools of one pool detaches; the pool and its published blocks stay.
+  ~Pool();
 
   const AttentionGeometry& geometry() const;
   Execution execution() const;
   int64_t num_blocks() const;
   bool created() const;  // false: attached to a pool that was there
 
-  // All or nothing; RESOURCE_EXHAUSTED carries requested and available.
+  // All or nothing; RESOURCE_EXHAUSTED carries requested and available. More than 8192 blocks come
+  // in parts: where another session takes some in between, what was got is given back, but prefixes
+  // that were evicted for it are gone.
   Result<std::vector<BlockHandle>> allocate(int64_t num_blocks);
   Status release(std::span<const BlockHandle> blocks);
   // tokens: all tokens from the root; blocks: the full blocks that hold them, from the first.
   Result<std::vector<PublishedBlock>> publish(std::span<const int32_t> tokens,
                                               std::span<const BlockHandle> blocks,
-                                              const std::string& adapter = "");
+                                              const std::string& adapter = "",
+                                              std::span<const std::string> extra = {});
+  // extra: empty, or bytes (of an image, say) for each full block of `tokens`, part of its key.
   Result<Prefix> lookup(std::span<const int32_t> tokens, bool hold = true,
-                        const std::string& adapter = "");
+                        const std::string& adapter = "", std::span<const std::string> extra = {});
   Status copy(std::span<const BlockHandle> from, std::span<const BlockHandle> to);
   Result<std::vector<PoolGroupStats>> stats();
 
   // K and V rows into slots (block id * block_tokens + offset; negative: the row is skipped).
-  // k: [num_rows, num_kv_heads, k_dim], v: [num_rows, num_kv_heads, v_dim]; any strides.
+  // k: [num_rows, num_kv_heads, k_dim], v: [num_rows, num_kv_heads, v_dim]; any strides. MLA pools:
+  // k is the latent [num_rows, 1, 512], v the rope part [num_rows, 1, 64].
   Status append(int32_t layer, const TensorView& k, const TensorView& v,
                 std::span<const int64_t> slots);
   Status attend(int32_t layer, const AttendBatch& batch, const AttendOptions& options = {});
+  Status sparse_attend(int32_t layer, const SparseBatch& batch, const AttendOptions& options);
+  Status gather(int32_t layer, const GatherBatch& batch);
+  // Row i of k_out and v_out is the token in slots[i], dequantised; negative: the row stays.
+  Status read(int32_t layer, const TensorView& k_out, const TensorView& v_out,
+              std::span<const int64_t> slots);
+
+  // Whole pages of one layer, or whole opaque blocks (layer 0), as they lie in the pool: page_bytes
+  // each, one after another. Writing needs blocks that are open in this session, reading open or
+  // published ones.
+  int64_t page_bytes() const;
+  Status read_pages(int32_t layer, std::span<const int32_t> blocks, std::span<std::byte> bytes);
+  Status write_pages(int32_t layer, std::span<const int32_t> blocks,
+                     std::span<const std::byte> bytes);
+  // The same, to and from an engine's own layout (larder/paged_kv.h), in packed space: bytes are
+  // moved, never requantised. `paged` holds exactly as many tokens as the blocks. Keys of a pool
+  // with a key transform leave as they are stored: transformed.
+  Status export_pages(int32_t layer, std::span<const int32_t> blocks, const PagedKv& paged);
+  Status import_pages(int32_t layer, std::span<const int32_t> blocks, const PagedKv& paged);
+  // Zeroes open blocks of this session, all layers.
+  Status scrub(std::span<const int32_t> blocks);
+  // One figure per block over all its layers; equal bytes give equal figures.
+  Result<std::vector<uint64_t>> checksum(std::span<const int32_t> blocks);
 
   Sequence begin_sequence();
 
@@ -199,6 +217,11 @@ class Sequence {
   // Publishes the full blocks. `tokens` are the ids of all tokens so far. Call it when every layer
   // of those blocks has been appended.
   Status publish(std::span<const int32_t> tokens, const std::string& adapter = "");
+  // A second sequence over the same tokens. Blocks are shared; whoever writes into a partly filled
+  // one first gets its own copy (in extend).
+  Sequence fork() const;
+  // Forgets the tokens from num_tokens on; INVALID_ARGUMENT if there are fewer.
+  Status truncate(int64_t num_tokens);
   // Releases the blocks. The sequence is empty afterwards.
   Status end();
 
