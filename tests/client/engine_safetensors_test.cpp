@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "client/examples/safetensors.h"
+#include "client/safetensors.h"
 #include "tests/client/engine_files.h"
 #include "tests/support/random.h"
 

@@ -1,4 +1,4 @@
-#include "client/examples/safetensors.h"
+#include "client/safetensors.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace larder::examples {
+namespace larder {
 namespace {
 
 using nlohmann::json;
@@ -251,4 +251,4 @@ Status SafetensorsFile::read(const std::string& name, std::span<const int64_t> s
   return {};
 }
 
-}  // namespace larder::examples
+}  // namespace larder

@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "client/examples/file_reader.h"
+#include "client/file_reader.h"
 #include "larder/kv_format.h"
 #include "larder/status.h"
 
-namespace larder::examples {
+namespace larder {
 
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = int64_t{100} << 20;  // larger: refused
 inline constexpr size_t kMaxTensorRank = 8;
@@ -54,4 +54,4 @@ class SafetensorsFile {
 // "[256, 704]"
 std::string shape_text(std::span<const int64_t> shape);
 
-}  // namespace larder::examples
+}  // namespace larder

@@ -1,4 +1,4 @@
-#include "client/examples/file_reader.h"
+#include "client/file_reader.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,7 +7,7 @@
 
 #include "larder/system_error.h"
 
-namespace larder::examples {
+namespace larder {
 
 Result<FileReader> FileReader::open(const std::filesystem::path& path) {
   const std::string text = path.string();
@@ -70,4 +70,4 @@ Result<nlohmann::json> read_json_file(const std::filesystem::path& path, int64_t
   return parse_json(text, file->path());
 }
 
-}  // namespace larder::examples
+}  // namespace larder

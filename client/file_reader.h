@@ -12,7 +12,7 @@
 #include "larder/own_fd.h"
 #include "larder/status.h"
 
-namespace larder::examples {
+namespace larder {
 
 class FileReader {
  public:
@@ -39,4 +39,4 @@ Result<nlohmann::json> parse_json(const std::string& text, const std::string& wh
 // A whole JSON file of at most size_bytes_max bytes.
 Result<nlohmann::json> read_json_file(const std::filesystem::path& path, int64_t size_bytes_max);
 
-}  // namespace larder::examples
+}  // namespace larder
