@@ -13,6 +13,7 @@
 #include "client/examples/model.h"
 #include "client/examples/poke.h"
 #include "client/examples/score.h"
+#include "larder/key_offsets.h"
 
 namespace larder::examples {
 namespace {
@@ -34,11 +35,17 @@ void print_json(const json& object) {
   print(object.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
-PoolOptions make_pool_options(const Options& options, const Model& model) {
+Result<PoolOptions> make_pool_options(const Options& options, const Model& model) {
   PoolOptions pool;
   pool.model = model.revision();
   pool.geometry = model.geometry(options.k_format, options.v_format, options.block_tokens);
   pool.encoder = options.encoder;
+  pool.key_transform = options.key_transform;
+  if (is_centred(options.key_transform)) {
+    auto offsets = read_key_offsets(options.key_offsets_path, pool.geometry);
+    if (!offsets) return offsets.status();
+    pool.key_offsets = std::move(*offsets);
+  }
   pool.num_blocks = options.num_blocks;
   pool.execution = options.execution;
   pool.name = options.pool_name;
@@ -48,6 +55,8 @@ PoolOptions make_pool_options(const Options& options, const Model& model) {
       pool.name += "-" + std::string(name(options.v_format));
     if (options.encoder != Encoder::kReference)
       pool.name += "-" + std::string(name(options.encoder));
+    if (options.key_transform != KeyTransform::kNone)
+      pool.name += "-" + std::string(name(options.key_transform));
   }
   return pool;
 }
@@ -58,6 +67,7 @@ json describe_pool(const PoolOptions& pool) {
           {"k_format", name(pool.geometry.k_format)},
           {"v_format", name(pool.geometry.v_format)},
           {"encoder", name(pool.encoder)},
+          {"key_transform", name(pool.key_transform)},
           {"block_tokens", pool.geometry.block_tokens},
           {"execution", pool.execution == Execution::kInProcess ? "in-process" : "on-request"}};
 }
@@ -197,15 +207,19 @@ Status generate(const Options& options, const Model& model, Pool& pool,
 Status score(const Options& options, const Model& model, Pool& pool,
              const PoolOptions& pool_options) {
   const int32_t context_tokens = model.config().context_tokens;
-  const auto text = read_windows(options.score_path, options.num_windows, context_tokens);
+  const auto text =
+      read_windows(options.score_path, options.first_window, options.num_windows, context_tokens);
   if (!text) return text.status();
   const auto start = Clock::now();
+  const ModelConfig& config = model.config();
+  KeyDump dump(config.num_layers, config.num_kv_heads, config.head_dim);
   std::vector<double> bits_per_byte;
   double sum = 0;
   for (int64_t window = 0; window < options.num_windows; ++window) {
     const auto bytes = std::string_view(*text).substr(static_cast<size_t>(window * context_tokens),
                                                       static_cast<size_t>(context_tokens) + 1);
-    const auto bits = score_window(model, pool, bytes, options.generate.prefill_rows);
+    const auto bits = score_window(model, pool, bytes, options.generate.prefill_rows,
+                                   options.dump_keys_path.empty() ? nullptr : &dump);
     if (!bits) return bits.status();
     bits_per_byte.push_back(*bits);
     sum += *bits;
@@ -213,6 +227,7 @@ Status score(const Options& options, const Model& model, Pool& pool,
     std::printf("window %lld: %.6f bits/byte\n", static_cast<long long>(window), *bits);
     std::fflush(stdout);
   }
+  if (!options.dump_keys_path.empty()) dump.write(options.dump_keys_path);
   const double mean = sum / static_cast<double>(options.num_windows);
   const double seconds = seconds_since(start);
   const int64_t scored_bytes = options.num_windows * context_tokens;
@@ -238,11 +253,12 @@ Status run(const Options& options) {
   if (!model) return model.status();
   auto client = Client::connect(options.client);
   if (!client) return client.status();
-  const PoolOptions pool_options = make_pool_options(options, *model);
-  auto pool = client->open_pool(pool_options);
+  const auto pool_options = make_pool_options(options, *model);
+  if (!pool_options) return pool_options.status();
+  auto pool = client->open_pool(*pool_options);
   if (!pool) return pool.status();
-  return options.score_path.empty() ? generate(options, *model, *pool, pool_options)
-                                    : score(options, *model, *pool, pool_options);
+  return options.score_path.empty() ? generate(options, *model, *pool, *pool_options)
+                                    : score(options, *model, *pool, *pool_options);
 }
 
 }  // namespace

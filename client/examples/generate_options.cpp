@@ -52,6 +52,11 @@ void add_format_options(CLI::App& app, Options& options) {
   add_enum_option<Encoder>(app, "--encoder", kEncoderNames,
                            "search for the nvfp4 scales; default reference",
                            [&options](Encoder encoder) { options.encoder = encoder; });
+  add_enum_option<KeyTransform>(
+      app, "--key-transform", kKeyTransformNames, "done to keys before they are stored",
+      [&options](KeyTransform transform) { options.key_transform = transform; });
+  app.add_option("--key-offsets", options.key_offsets_path,
+                 "file of `larderctl calibrate`, for the centred transforms");
 }
 
 void add_pool_options(CLI::App& app, Options& options) {
@@ -88,6 +93,11 @@ void add_work_options(CLI::App& app, Options& options) {
   app.add_option("--windows", options.num_windows, "windows of the model's context to score")
       ->check(CLI::Range(int64_t{1}, kMaxWindows))
       ->capture_default_str();
+  app.add_option("--first-window", options.first_window, "the first window to score")
+      ->check(CLI::Range(int64_t{0}, kMaxWindows))
+      ->capture_default_str();
+  app.add_option("--dump-keys", options.dump_keys_path,
+                 "with --score: write the text's keys there, for `larderctl calibrate`");
   app.add_flag("--poke", options.poke,
                "after the prefill, damage one byte of the pool from a second connection; the text "
                "changes (implies --no-prefix, so that no published block is damaged)");
@@ -104,6 +114,10 @@ std::string usage_error(const Options& options) {
     return "--prompt is given " + std::to_string(options.prompts.size()) + " times, at most " +
            std::to_string(kMaxPrompts);
   if (options.poke && options.prompts.empty()) return "--poke needs --prompt";
+  if (!options.dump_keys_path.empty() && options.score_path.empty())
+    return "--dump-keys needs --score";
+  if (is_centred(options.key_transform) == options.key_offsets_path.empty())
+    return "--key-offsets goes with the centred key transforms, and they need it";
   return "";
 }
 

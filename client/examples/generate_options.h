@@ -17,13 +17,17 @@ struct Options {
   KvFormat k_format = KvFormat::kNvfp4;
   KvFormat v_format = KvFormat::kNvfp4;
   Encoder encoder = Encoder::kReference;
+  KeyTransform key_transform = KeyTransform::kNone;
+  std::string key_offsets_path;  // for the centred transforms
   Execution execution = Execution::kInProcess;
   int32_t block_tokens = 16;
   int64_t num_blocks = 512;
   GenerateOptions generate;
   std::vector<std::string> prompts;
   std::string score_path;  // not empty: score instead of generating
+  int64_t first_window = 0;
   int64_t num_windows = 10;
+  std::string dump_keys_path;  // not empty: the keys of the scored text go there
   bool poke = false;
   bool stream = true;
   bool quiet = false;

@@ -58,7 +58,8 @@ std::string fingerprint(const ModelConfig& config, const ModelWeights& weights) 
 
 // The attention part of a layer: its output before the residual connection.
 Result<Matrix> attention(Pool& pool, Batch& batch, int32_t layer_index, const ModelConfig& config,
-                         const LayerWeights& layer, const RopeTable& rope, const Matrix& x) {
+                         const LayerWeights& layer, const RopeTable& rope, const Matrix& x,
+                         KeyDump* dump) {
   const int64_t num_rows = batch.num_rows();
   const Matrix normed = rms_norm(x, layer.attention_norm, config.rms_norm_epsilon);
   Matrix query = linear(normed, layer.query);
@@ -69,6 +70,7 @@ Result<Matrix> attention(Pool& pool, Batch& batch, int32_t layer_index, const Mo
 
   auto key_bits = round_to_bf16(key);
   auto value_bits = round_to_bf16(value);
+  if (dump != nullptr) dump->add(layer_index, key_bits);
   const auto kv_view = [&](std::vector<uint16_t>& bits) {
     return dense_tensor(bits.data(), Dtype::kBf16, num_rows, config.num_kv_heads, config.head_dim);
   };
@@ -126,7 +128,8 @@ AttentionGeometry Model::geometry(KvFormat k_format, KvFormat v_format,
   return geometry;
 }
 
-Result<Matrix> Model::forward(Pool& pool, Batch& batch, std::span<const int32_t> logit_rows) const {
+Result<Matrix> Model::forward(Pool& pool, Batch& batch, std::span<const int32_t> logit_rows,
+                              KeyDump* dump) const {
   const auto tokens = batch.tokens();
   Matrix x(batch.num_rows(), config_.hidden_size);
   for (Eigen::Index row = 0; row < x.rows(); ++row) {
@@ -137,7 +140,7 @@ Result<Matrix> Model::forward(Pool& pool, Batch& batch, std::span<const int32_t>
   const RopeTable rope = make_rope_table(batch.positions(), config_.head_dim, config_.rope_theta);
   for (int32_t index = 0; index < config_.num_layers; ++index) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
-    const auto attended = attention(pool, batch, index, config_, layer, rope, x);
+    const auto attended = attention(pool, batch, index, config_, layer, rope, x, dump);
     if (!attended) return attended.status();
     x += *attended;
     x += mlp(config_, layer, x);

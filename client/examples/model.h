@@ -8,6 +8,7 @@
 #include <string>
 
 #include "client/examples/batch.h"
+#include "client/examples/key_dump.h"
 #include "client/examples/weights.h"
 #include "larder/client.h"
 
@@ -28,7 +29,9 @@ class Model {
   AttentionGeometry geometry(KvFormat k_format, KvFormat v_format, int32_t block_tokens) const;
 
   // Runs the batch through all layers. Returns the logits [logit_rows.size(), 256] of those rows.
-  Result<Matrix> forward(Pool& pool, Batch& batch, std::span<const int32_t> logit_rows) const;
+  // The keys of all layers go to `dump` too, where there is one.
+  Result<Matrix> forward(Pool& pool, Batch& batch, std::span<const int32_t> logit_rows,
+                         KeyDump* dump = nullptr) const;
 
  private:
   std::string name_;

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "client/examples/file_reader.h"
+#include "client/file_reader.h"
 
 namespace larder::examples {
 namespace {

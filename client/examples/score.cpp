@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "client/examples/file_reader.h"
+#include "client/file_reader.h"
 
 namespace larder::examples {
 namespace {
@@ -21,23 +21,24 @@ double bits_of(const Matrix& logits, Eigen::Index row, int32_t token) {
 
 }  // namespace
 
-Result<std::string> read_windows(const std::filesystem::path& path, int64_t num_windows,
-                                 int32_t context_tokens) {
+Result<std::string> read_windows(const std::filesystem::path& path, int64_t first_window,
+                                 int64_t num_windows, int32_t context_tokens) {
   const auto file = FileReader::open(path);
   if (!file) return file.status();
   const int64_t available = std::max<int64_t>(0, file->size_bytes() - 1) / context_tokens;
-  if (num_windows > available)
+  if (first_window + num_windows > available)
     return Status(ErrorCode::kInvalidArgument,
                   file->path() + " has " + std::to_string(file->size_bytes()) + " bytes, " +
                       std::to_string(available) + " windows of " + std::to_string(context_tokens) +
-                      " tokens; " + std::to_string(num_windows) + " were asked for");
+                      " tokens; windows " + std::to_string(first_window) + " to " +
+                      std::to_string(first_window + num_windows - 1) + " were asked for");
   std::string text(static_cast<size_t>(num_windows * context_tokens + 1), '\0');
-  if (Status status = file->read(0, text); !status.ok()) return status;
+  if (Status status = file->read(first_window * context_tokens, text); !status.ok()) return status;
   return text;
 }
 
 Result<double> score_window(const Model& model, Pool& pool, std::string_view window,
-                            int32_t prefill_rows) {
+                            int32_t prefill_rows, KeyDump* dump) {
   LARDER_CHECK(window.size() >= 2 && prefill_rows >= 1, window.size(), prefill_rows);
   std::vector<int32_t> tokens;
   for (const char c : window) tokens.push_back(static_cast<uint8_t>(c));
@@ -52,7 +53,7 @@ Result<double> score_window(const Model& model, Pool& pool, std::string_view win
     Batch batch;
     if (Status status = batch.add(sequence, std::span(tokens).subspan(first, rows)); !status.ok())
       return status;
-    const auto logits = model.forward(pool, batch, std::span(all_rows).first(rows));
+    const auto logits = model.forward(pool, batch, std::span(all_rows).first(rows), dump);
     if (!logits) return logits.status();
     for (size_t i = 0; i < rows; ++i)
       bits += bits_of(*logits, static_cast<Eigen::Index>(i), tokens[first + i + 1]);

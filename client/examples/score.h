@@ -12,13 +12,13 @@ namespace larder::examples {
 
 // Window w of a text is its bytes w*context .. w*context + context, both included: each of the
 // first `context` bytes predicts the one after it. Windows share one byte and nothing else.
-// INVALID_ARGUMENT if the file has fewer windows.
-Result<std::string> read_windows(const std::filesystem::path& path, int64_t num_windows,
-                                 int32_t context_tokens);
+// Windows [first, first + num_windows) in one string. INVALID_ARGUMENT if the file has fewer.
+Result<std::string> read_windows(const std::filesystem::path& path, int64_t first_window,
+                                 int64_t num_windows, int32_t context_tokens);
 
 // Mean of -log2 p(byte) over the windows' predictions, for one window [context + 1 bytes]. Takes a
-// fresh sequence and releases it. prefill_rows: rows of one forward pass.
+// fresh sequence and releases it. prefill_rows: rows of one forward pass. `dump` may be null.
 Result<double> score_window(const Model& model, Pool& pool, std::string_view window,
-                            int32_t prefill_rows);
+                            int32_t prefill_rows, KeyDump* dump);
 
 }  // namespace larder::examples

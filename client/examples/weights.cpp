@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "client/examples/safetensors.h"
+#include "client/safetensors.h"
 
 namespace larder::examples {
 namespace {

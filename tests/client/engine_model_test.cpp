@@ -209,10 +209,11 @@ TEST_CASE("a wrong index of shards is refused") {
 TEST_CASE("windows of a text share one byte and must all be there") {
   const TemporaryFolder folder;
   const auto path = folder.write("text", "abcdefghi");
-  CHECK(read_windows(path, 2, 4).value() == "abcdefghi");
-  CHECK(read_windows(path, 1, 4).value() == "abcde");
-  check_refused(read_windows(path, 3, 4).status(), ErrorCode::kInvalidArgument,
-                "has 9 bytes, 2 windows of 4 tokens; 3 were asked for");
-  check_refused(read_windows(folder.write("empty", ""), 1, 4).status(), ErrorCode::kInvalidArgument,
-                "0 windows");
+  CHECK(read_windows(path, 0, 2, 4).value() == "abcdefghi");
+  CHECK(read_windows(path, 0, 1, 4).value() == "abcde");
+  CHECK(read_windows(path, 1, 1, 4).value() == "efghi");
+  check_refused(read_windows(path, 0, 3, 4).status(), ErrorCode::kInvalidArgument,
+                "has 9 bytes, 2 windows of 4 tokens; windows 0 to 2 were asked for");
+  check_refused(read_windows(folder.write("empty", ""), 0, 1, 4).status(),
+                ErrorCode::kInvalidArgument, "0 windows");
 }
