@@ -86,7 +86,7 @@ require_packages() {
 
 format() {
   find allocator kernels protocol daemon client tests -name 'build*' -prune -o -type f \
-    \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 >"$logs/format.files" &&
+    \( -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 >"$logs/format.files" &&
     run xargs -0 -r -n 50 clang-format-14 --dry-run -Werror <"$logs/format.files" \
       2>"$logs/format.errors" && return 0
   echo 'Details are in build/check/format.errors. To reformat:'

@@ -31,7 +31,7 @@ MAY_INCLUDE = {
 SHARED_WORDS = {"larder/status.h", "larder/check.h", "larder/own_fd.h", "larder/system_error.h"}
 
 MAX_LINES = 400
-CPP = (".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh")
+CPP = (".h", ".hpp", ".c", ".cpp", ".cc", ".cu", ".cuh")
 HEADERS = (".h", ".hpp", ".cuh")
 SOURCES = CPP + (".py", ".sh", ".capnp")
 
@@ -141,7 +141,7 @@ RULES = (dependency_direction, public_headers_stand_alone, header_form, file_len
 
 def dead_sources(tree: Tree, compiled: List[str]) -> Iterator[str]:
     """compiled: paths relative to the root that the build compiles."""
-    for path in files(tree, (".cpp", ".cc")):
+    for path in files(tree, (".c", ".cpp", ".cc")):
         if path not in compiled:
             yield f"{path}: no target compiles it"
 
