@@ -48,7 +48,8 @@ Result<kernels::AttentionOutput> view_attention_output(const SubmissionCall& cal
   const auto out = call.view_tensor("out", record.second);
   if (!out) return out.status();
   output.out = *out;
-  const auto lse = call.view_array<float>("lse", record.lse, protocol::kMaxRowsPerCall * 4096);
+  const auto lse = call.view_array<float>("lse", record.lse,
+                                          protocol::kMaxRowsPerCall * kernels::kMaxQueryHeads);
   if (!lse) return lse.status();
   const uint64_t wanted = static_cast<uint64_t>(q.shape[0]) * static_cast<uint64_t>(q.shape[1]);
   if (!lse->empty() && lse->size() != wanted)

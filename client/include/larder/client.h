@@ -153,7 +153,8 @@ class Pool {
   Status attend(int32_t layer, const AttendBatch& batch, const AttendOptions& options = {});
   Status sparse_attend(int32_t layer, const SparseBatch& batch, const AttendOptions& options);
   Status gather(int32_t layer, const GatherBatch& batch);
-  // Row i of k_out and v_out is the token in slots[i], dequantised; negative: the row stays.
+  // Row i of k_out and v_out is the token in slots[i], dequantised; negative: the row stays. A
+  // tensor with shape[0] = 0 is not wanted; MLA pools fill k_out [rows, 1, 576] alone.
   Status read(int32_t layer, const TensorView& k_out, const TensorView& v_out,
               std::span<const int64_t> slots);
 
