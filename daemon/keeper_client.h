@@ -8,8 +8,8 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "larder/own_fd.h"
 #include "larder/status.h"
@@ -19,11 +19,16 @@ namespace larder::daemon {
 
 class KeeperClient {
  public:
-  static constexpr auto kDeadline = std::chrono::milliseconds(500);
+  static constexpr auto kDeadline = std::chrono::milliseconds(500);  // of each exchange
 
   // UNAVAILABLE when nobody listens at `path`, BUSY when another larderd owns the keeper.
   static Result<KeeperClient> connect(const std::string& path);
 
+  // Keys are made by protocol::keeper_key(). Each call answers UNAVAILABLE when the keeper is gone
+  // or does not answer in time, after which it is unknown whether it did what was asked, and this
+  // connection is over; any other code is the keeper's refusal, which has changed nothing:
+  // RESOURCE_EXHAUSTED when it is full, PERMISSION_DENIED when another larderd has become the
+  // owner.
   Status put(uint64_t key, int fd, const std::array<uint8_t, 64>& metadata);
   // Dropping what is not there is fine.
   Status drop(uint64_t key);
@@ -32,10 +37,10 @@ class KeeperClient {
   struct Entry {
     uint64_t key;
     std::array<uint8_t, 64> metadata;
-    OwnFd fd;
+    OwnFd fd;  // a duplicate
   };
-  // The entry with the smallest key >= `from`; empty when there is none.
-  Result<std::optional<Entry>> next(uint64_t from);
+  // All entries, in the order of their keys. This process needs as many free descriptors.
+  Result<std::vector<Entry>> list();
 
   int64_t pid() const { return pid_; }
   uint64_t num_entries() const { return num_entries_; }  // as of the last call
@@ -45,11 +50,14 @@ class KeeperClient {
  private:
   struct Answer {
     protocol::KeeperReply reply;
-    OwnFd fd;
+    std::vector<OwnFd> fds;
   };
   KeeperClient(OwnFd socket, int64_t pid);
-  Result<Answer> call(protocol::KeeperOp op, uint64_t key, const std::array<uint8_t, 64>& metadata,
-                      int fd);
+  Result<Answer> call(protocol::KeeperOp op, uint64_t key,
+                      const std::array<uint8_t, 64>& metadata = {}, int fd = -1);
+  // The entries with the smallest keys >= `from`; fewer than a message's worth are the last.
+  Result<std::vector<Entry>> list_some(uint64_t from);
+  Status lost(const std::string& why);
 
   OwnFd socket_;
   int64_t pid_;

@@ -22,9 +22,9 @@ OwnFd make_fd(char content) {
   return fd;
 }
 
-char content_of(const OwnFd& fd) {
+char content_of(int fd) {
   char byte = 0;
-  REQUIRE(::pread(fd.get(), &byte, 1, 0) == 1);
+  REQUIRE(::pread(fd, &byte, 1, 0) == 1);
   return byte;
 }
 
@@ -68,15 +68,22 @@ TEST_CASE("what was put is listed in key order with its metadata and its fd") {
   CHECK(owner.put(3, 'a', 30) == ErrorCode::kOk);
   CHECK(owner.put(7, 'c', 71) == ErrorCode::kOk);  // replaces
   CHECK(keeper.num_entries() == 2);
-  const auto first = owner.ask(KeeperOp::kList, 0);
-  CHECK(first.reply.key == 3);
-  CHECK(first.reply.metadata[0] == 30);
-  CHECK(content_of(first.fd) == 'a');
-  const auto second = owner.ask(KeeperOp::kList, 4);
-  CHECK(second.reply.key == 7);
-  CHECK(second.reply.metadata[0] == 71);
-  CHECK(content_of(second.fd) == 'c');
-  CHECK(owner.ask(KeeperOp::kList, 8).reply.code == static_cast<uint32_t>(ErrorCode::kNotFound));
+  const auto all = owner.ask(KeeperOp::kList, 0);
+  REQUIRE(all.reply.num_listed == 2);
+  REQUIRE(all.fds.size() == 2);
+  CHECK(all.reply.listed[0].key == 3);
+  CHECK(all.reply.listed[0].metadata[0] == 30);
+  CHECK(content_of(all.fds[0]) == 'a');
+  CHECK(all.reply.listed[1].key == 7);
+  CHECK(all.reply.listed[1].metadata[0] == 71);
+  CHECK(content_of(all.fds[1]) == 'c');
+  const auto some = owner.ask(KeeperOp::kList, 4);
+  CHECK(some.reply.num_listed == 1);
+  CHECK(some.reply.listed[0].key == 7);
+  const auto none = owner.ask(KeeperOp::kList, 8);
+  CHECK(none.reply.code == 0);
+  CHECK(none.reply.num_listed == 0);
+  CHECK(none.fds.empty());
   CHECK(owner.drop(3) == ErrorCode::kOk);
   CHECK(owner.drop(3) == ErrorCode::kNotFound);
   CHECK(keeper.num_entries() == 1);
@@ -116,7 +123,8 @@ TEST_CASE("a new owner is admitted only when the old one's process is gone") {
   REQUIRE(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
   CHECK(next.hello() == ErrorCode::kOk);
   ::waitpid(child, nullptr, 0);
-  CHECK(content_of(next.ask(KeeperOp::kList, 0).fd) == 'a');  // and the memory is still there
+  CHECK(content_of(next.ask(KeeperOp::kList, 0).fds.at(0)) ==
+        'a');  // and the memory is still there
 }
 
 TEST_CASE("the owner itself may come back on a new connection") {
@@ -146,13 +154,110 @@ TEST_CASE("malformed records are refused and leak no fd") {
   two.push_back(make_fd('b'));
   CHECK(static_cast<ErrorCode>(owner.ask(KeeperOp::kPut, 1, std::move(two)).reply.code) ==
         ErrorCode::kInvalidArgument);
-  CHECK(static_cast<ErrorCode>(owner.ask(static_cast<KeeperOp>(99), 1).reply.code) ==
-        ErrorCode::kInvalidArgument);
+  for (const KeeperOp op : {KeeperOp::kHello, KeeperOp::kDrop, KeeperOp::kList}) {
+    std::vector<OwnFd> one;
+    one.push_back(make_fd('a'));
+    CHECK(static_cast<ErrorCode>(owner.ask(op, 1, std::move(one)).reply.code) ==
+          ErrorCode::kInvalidArgument);
+  }
+  for (const auto op : {KeeperOp{0}, KeeperOp{99}})
+    CHECK(static_cast<ErrorCode>(owner.ask(op, 1).reply.code) == ErrorCode::kInvalidArgument);
   KeeperRequest request;
   request.magic = 0;
   CHECK(static_cast<ErrorCode>(keeper.handle(owner.asker(), request, {}).reply.code) ==
         ErrorCode::kInvalidArgument);
   CHECK(count_fds() == before);
+}
+
+TEST_CASE("a full keeper takes no new key, but replaces, and takes one for one that is dropped") {
+  Keeper keeper(3);
+  Owner owner{keeper, 1};
+  REQUIRE(owner.hello() == ErrorCode::kOk);
+  for (uint64_t key = 1; key <= 3; ++key) REQUIRE(owner.put(key, 'a') == ErrorCode::kOk);
+  CHECK(owner.put(4, 'd') == ErrorCode::kResourceExhausted);
+  CHECK(owner.put(2, 'b') == ErrorCode::kOk);
+  CHECK(keeper.num_entries() == 3);
+  CHECK(content_of(owner.ask(KeeperOp::kList, 2).fds.at(0)) == 'b');
+  CHECK(owner.drop(1) == ErrorCode::kOk);
+  CHECK(owner.put(4, 'd') == ErrorCode::kOk);
+  CHECK(owner.ask(KeeperOp::kList, 4).reply.num_listed == 1);
+}
+
+TEST_CASE("entries are listed a message's worth at a time") {
+  constexpr uint64_t kMany = protocol::kMaxKeeperEntriesPerList;
+  Keeper keeper;
+  Owner owner{keeper, 1};
+  REQUIRE(owner.hello() == ErrorCode::kOk);
+  for (uint64_t key = 0; key <= kMany; ++key)
+    REQUIRE(owner.put(key * 10, 'a', static_cast<uint8_t>(key)) == ErrorCode::kOk);
+  const auto first = owner.ask(KeeperOp::kList, 0);
+  REQUIRE(first.reply.num_listed == kMany);
+  for (uint64_t i = 0; i < kMany; ++i) {
+    CHECK(first.reply.listed[i].key == i * 10);
+    CHECK(first.reply.listed[i].metadata[0] == i);
+  }
+  const auto rest = owner.ask(KeeperOp::kList, first.reply.listed.back().key + 1);
+  REQUIRE(rest.reply.num_listed == 1);
+  CHECK(rest.reply.listed[0].key == kMany * 10);
+}
+
+TEST_CASE("what was replaced or dropped is handed out, to be closed when there is time") {
+  Keeper keeper;
+  Owner owner{keeper, 1};
+  REQUIRE(owner.hello() == ErrorCode::kOk);
+  REQUIRE(owner.put(1, 'a') == ErrorCode::kOk);
+  std::vector<OwnFd> fds;
+  fds.push_back(make_fd('b'));
+  const auto replaced = owner.ask(KeeperOp::kPut, 1, std::move(fds));
+  CHECK(content_of(replaced.dropped.get()) == 'a');
+  const auto dropped = owner.ask(KeeperOp::kDrop, 1);
+  CHECK(content_of(dropped.dropped.get()) == 'b');
+  CHECK(!owner.ask(KeeperOp::kDrop, 1).dropped.valid());
+}
+
+TEST_CASE("processes whose pid cannot be seen are not taken for one another") {
+  Keeper keeper;
+  Owner owner{keeper, 1, 0, pidfd_of(::getpid())};
+  REQUIRE(owner.hello() == ErrorCode::kOk);
+  Owner other{keeper, 2, 0, pidfd_of(::getpid())};
+  CHECK(other.hello() == ErrorCode::kBusy);
+  CHECK(owner.hello() == ErrorCode::kOk);  // on its own connection it may say hello again
+  keeper.connection_closed(1);
+  CHECK(other.hello() == ErrorCode::kBusy);  // the pidfd still says that it lives
+}
+
+TEST_CASE("without a pidfd the owner is the owner until its connection closes") {
+  Keeper keeper;
+  Owner owner{keeper, 1, 100, OwnFd()};
+  REQUIRE(owner.hello() == ErrorCode::kOk);
+  Owner other{keeper, 2, 200, OwnFd()};
+  CHECK(other.hello() == ErrorCode::kBusy);
+  keeper.connection_closed(1);
+  CHECK(other.hello() == ErrorCode::kOk);
+}
+
+TEST_CASE("a refused hello changes nothing") {
+  Keeper keeper;
+  Owner owner{keeper, 1};
+  REQUIRE(owner.hello() == ErrorCode::kOk);
+  Owner other{keeper, 2, ::getpid() + 1};
+  const auto answer = keeper.handle(other.asker(), {}, {});
+  CHECK(static_cast<ErrorCode>(answer.reply.code) == ErrorCode::kBusy);
+  CHECK(answer.reply.epoch == 0);
+  CHECK(owner.put(1, 'a') == ErrorCode::kOk);
+}
+
+TEST_CASE("keys carry a kind and an id") {
+  using protocol::keeper_id;
+  using protocol::keeper_key;
+  using protocol::keeper_kind;
+  using protocol::KeeperKind;
+  static_assert(keeper_key(KeeperKind::kJournal, 0) == 0x0100000000000000);
+  static_assert(keeper_key(KeeperKind::kCounters, 0x00FFFFFFFFFFFFFF) == 0x07FFFFFFFFFFFFFF);
+  CHECK(keeper_kind(keeper_key(KeeperKind::kProcess, 77)) == KeeperKind::kProcess);
+  CHECK(keeper_id(keeper_key(KeeperKind::kProcess, 77)) == 77);
+  CHECK(static_cast<int>(keeper_kind(UINT64_MAX)) == 255);
+  CHECK(keeper_id(UINT64_MAX) == 0x00FFFFFFFFFFFFFF);
 }
 
 }  // namespace
