@@ -28,6 +28,14 @@ void unmap(std::byte* data, int64_t size_bytes) {
   LARDER_CHECK(failed == 0, errno, size_bytes);
 }
 
+// A failed MAP_FIXED may have unmapped the place, and the hole would be anybody's. False where the
+// old mapping is still there.
+bool fill_hole(std::byte* address, size_t size) {
+  void* const filled = ::mmap(address, size, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
+  LARDER_CHECK(filled != MAP_FAILED || errno == EEXIST, errno, size);
+  return filled != MAP_FAILED;
+}
+
 }  // namespace
 
 SharedMapping SharedMapping::map(int fd, int64_t size_bytes, bool writable) {
@@ -75,19 +83,38 @@ MappedRange& MappedRange::operator=(MappedRange&& other) noexcept {
 
 MappedRange::~MappedRange() { unmap(base_, max_bytes_); }
 
+std::byte* MappedRange::place(int64_t offset_bytes, int64_t size_bytes) const {
+  const int64_t page_bytes = ::sysconf(_SC_PAGESIZE);
+  LARDER_CHECK(size_bytes > 0 && size_bytes % page_bytes == 0, size_bytes);
+  LARDER_CHECK(offset_bytes >= 0 && offset_bytes % page_bytes == 0, offset_bytes);
+  LARDER_CHECK(offset_bytes <= max_bytes_ && size_bytes <= max_bytes_ - offset_bytes, size_bytes,
+               offset_bytes, max_bytes_);
+  return base_ + offset_bytes;
+}
+
 void MappedRange::map(int fd, int64_t size_bytes, bool writable) {
-  LARDER_CHECK(size_bytes > 0 && size_bytes % ::sysconf(_SC_PAGESIZE) == 0, size_bytes);
-  LARDER_CHECK(size_bytes <= max_bytes_ - size_bytes_, size_bytes, size_bytes_, max_bytes_);
-  std::byte* const address = base_ + size_bytes_;
+  map_at(size_bytes_, fd, size_bytes, writable);
+  size_bytes_ += size_bytes;
+}
+
+void MappedRange::unmap_at(int64_t offset_bytes, int64_t size_bytes) {
+  std::byte* const address = place(offset_bytes, size_bytes);
+  const auto size = static_cast<size_t>(size_bytes);
+  // Replaced in one step: no moment at which the addresses could become somebody else's.
+  if (::mmap(address, size, PROT_NONE, kReserved | MAP_FIXED, -1, 0) != MAP_FAILED) return;
+  const int error = errno;
+  if (!fill_hole(address, size))
+    throw SystemError("mmap(" + std::to_string(size_bytes) + " bytes of address space)", error);
+}
+
+void MappedRange::map_at(int64_t offset_bytes, int fd, int64_t size_bytes, bool writable) {
+  std::byte* const address = place(offset_bytes, size_bytes);
   const auto size = static_cast<size_t>(size_bytes);
   if (::mmap(address, size, protection(writable), MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
     const int error = errno;
-    // A failed MAP_FIXED may have unmapped the place, and the hole would be anybody's.
-    void* const restored = ::mmap(address, size, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
-    LARDER_CHECK(restored != MAP_FAILED || errno == EEXIST, errno, size_bytes);
+    (void)fill_hole(address, size);
     throw SystemError(mmap_text(fd, size_bytes, writable), error);
   }
-  size_bytes_ += size_bytes;
 }
 
 }  // namespace larder

@@ -29,9 +29,9 @@ class SharedMapping {
   int64_t size_bytes_ = 0;
 };
 
-// Address space for a group's maximum, into which its segments are mapped back to back as they
-// come. The base never changes. Move-only; the destructor unmaps everything and gives the address
-// space back, in this order.
+// Address space for a group's maximum, into which its segments are mapped: back to back as they
+// come, or each at its place. The base never changes, and the addresses stay ours until the
+// destructor, which unmaps everything and gives them back, in this order. Move-only.
 class MappedRange {
  public:
   MappedRange() = default;
@@ -44,12 +44,21 @@ class MappedRange {
   // Appends a segment: a multiple of the page size, within what is left of the range. The fd may be
   // closed afterwards. Throws SystemError, and then nothing has changed.
   void map(int fd, int64_t size_bytes, bool writable);
+  // The same at an offset, a multiple of the page size; what was mapped there is replaced, and what
+  // map() appends next is not moved by it. Throws SystemError, and then the place is as it was, or
+  // empty.
+  void map_at(int64_t offset_bytes, int fd, int64_t size_bytes, bool writable);
+  // From then on an access there faults, until something is mapped there again. Throws SystemError,
+  // and then nothing has changed.
+  void unmap_at(int64_t offset_bytes, int64_t size_bytes);
 
   std::byte* base() const { return base_; }
-  int64_t size_bytes() const { return size_bytes_; }  // mapped so far
+  int64_t size_bytes() const { return size_bytes_; }  // appended by map() so far
   int64_t max_bytes() const { return max_bytes_; }
 
  private:
+  std::byte* place(int64_t offset_bytes, int64_t size_bytes) const;
+
   std::byte* base_ = nullptr;
   int64_t size_bytes_ = 0;
   int64_t max_bytes_ = 0;

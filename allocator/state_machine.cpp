@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "allocator/event_codec.h"
 #include "larder/check.h"
 
 namespace larder {
@@ -19,68 +20,136 @@ std::string_view role_name(Role role) {
   return "unknown";
 }
 
+// The event is a request of this session under this number.
+bool is_request(const Event& event, SessionId session, uint64_t request) {
+  return std::visit(
+      [&](const auto& specific) {
+        if constexpr (requires { specific.request; }) {
+          return specific.session == session && specific.request == request;
+        } else {
+          return false;
+        }
+      },
+      event);
+}
+
 }  // namespace
 
-Effects StateMachine::apply(const Event& event, int64_t now_us) {
+Effects StateMachine::apply(Event event, int64_t now_us) {
   now_us_ = now_us;
+  changed_ = true;
+  choices_.start_live();
+  dispatch(event);
+  record_.clear();
+  if (changed_) put_record(record_, event, now_us, choices_.made());
+  return std::exchange(effects_, {});
+}
+
+Status StateMachine::replay(std::span<const std::byte> bytes) {
+  ByteReader in(bytes);
+  Record record = get_record(in);
+  if (!in.at_end())
+    return {ErrorCode::kInternal,
+            "a record of " + std::to_string(bytes.size()) + " bytes is no event of this build"};
+  const size_t kind = record.event.index();
+  now_us_ = record.now_us;
+  changed_ = true;
+  try {
+    choices_.start_replay(std::move(record.choices));
+    dispatch(record.event);
+    choices_.end_replay();
+  } catch (const ReplayError& error) {
+    return {ErrorCode::kInternal, "an event of kind " + std::to_string(kind) +
+                                      " does not fit to the state: " + error.what()};
+  }
+  effects_.clear();
+  if (changed_) return {};
+  return {ErrorCode::kInternal,
+          "an event of kind " + std::to_string(kind) + " changes nothing, but it once did"};
+}
+
+void StateMachine::dispatch(Event& event) {
   std::visit(
-      [this](const auto& specific) {
+      [this](auto& specific) {
         if constexpr (requires { specific.request; }) {
+          if (!begin_request(specific.session, specific.request)) {
+            changed_ = false;
+            return;
+          }
           Answer answer = handle(specific);
-          if (answer) effects_.emplace_back(Reply{specific.request, std::move(*answer)});
+          if (!answer) return;
+          if (std::holds_alternative<Status>(*answer)) changed_ = false;
+          reply(specific.session, specific.request, std::move(*answer), specific.answered_below);
         } else {
           handle(specific);
         }
       },
       event);
-  return std::exchange(effects_, {});
+  if (changed_ && memory_news_) serve_waiting();
+  failed_growth_.reset();
 }
 
-// -------------------------------------------------------------------------------------- sessions
+// --------------------------------------------------------------------------- requests and answers
 
-void StateMachine::handle(const OpenSession& event) {
-  // The ownership word has two bits for the state.
-  LARDER_CHECK(value(event.session) != 0 && value(event.session) >> 62 == 0, value(event.session));
-  const bool is_new =
-      sessions_.emplace(event.session, Session{event.tenant, event.role, {}}).second;
-  LARDER_CHECK(is_new && !fencing_.contains(event.session), value(event.session));
+bool StateMachine::begin_request(SessionId id, uint64_t request) {
+  const auto session = sessions_.find(id);
+  if (session == sessions_.end()) return true;
+  if (const ReplyBody* body = session->second.answers.find(request)) {
+    effects_.emplace_back(Reply{request, *body, id});
+    return false;
+  }
+  if (session->second.unanswered > 0 && is_waiting(id, request)) return false;
+  ++session->second.unanswered;
+  return true;
 }
 
-void StateMachine::handle(const CloseSession& event) {
-  const auto session = sessions_.find(event.session);
-  if (session == sessions_.end()) return;
-  std::vector<QuarantinedBlocks> quarantined;
-  for (PoolId id : session->second.pools) {
-    Pool& pool = pools_.at(id);
-    pool.sessions.erase(event.session);
-    for (uint32_t group = 0; group < pool.block_pools.size(); ++group) {
-      auto blocks = pool.block_pools[group].end_session(event.session, event.fenced, now_us_);
-      if (!blocks.empty()) quarantined.push_back({id, group, std::move(blocks)});
+bool StateMachine::is_waiting(SessionId session, uint64_t request) const {
+  const auto same = [&](const auto& entry) {
+    return entry.session == session && entry.request == request;
+  };
+  for (const Event& event : waiting_)
+    if (is_request(event, session, request)) return true;
+  for (const auto& [id, copy] : copies_)
+    if (same(copy)) return true;
+  for (const auto& [id, pool] : pools_)
+    if (std::any_of(pool.waiting.begin(), pool.waiting.end(), same)) return true;
+  return false;
+}
+
+void StateMachine::reply(SessionId id, uint64_t request, ReplyBody body, uint64_t answered_below) {
+  if (const auto session = sessions_.find(id); session != sessions_.end()) {
+    --session->second.unanswered;
+    if (changed_ && !std::holds_alternative<Status>(body)) {
+      session->second.answers.forget_below(answered_below);
+      // What was mapped then may be gone: who asks again is answered anew.
+      if (!std::holds_alternative<ExtentsMapped>(body)) session->second.answers.keep(request, body);
     }
-    emit_words(pool);
   }
-  forget_waiting_opens(event.session);
-  sessions_.erase(session);
-  if (quarantined.empty()) return;
-  fencing_.emplace(event.session, std::move(quarantined));
-  effects_.emplace_back(FenceSession{event.session});
+  effects_.emplace_back(Reply{request, std::move(body), id});
 }
 
-void StateMachine::handle(const SessionFenced& event) {
-  const auto found = fencing_.find(event.session);
-  if (found == fencing_.end()) return;
-  for (const QuarantinedBlocks& quarantined : found->second) {
-    // A pool with quarantined blocks cannot have been destroyed.
-    Pool& pool = pools_.at(quarantined.pool);
-    pool.block_pools[quarantined.group].fenced(quarantined.blocks);
-    emit_words(pool);
+void StateMachine::serve_waiting() {
+  // What is served can bring memory back itself; each round that does evicts something.
+  while (std::exchange(memory_news_, false) && !waiting_.empty()) {
+    to_serve_.assign(std::make_move_iterator(waiting_.begin()),
+                     std::make_move_iterator(waiting_.end()));
+    waiting_.clear();
+    while (!to_serve_.empty()) {
+      Event event = std::move(to_serve_.front());
+      to_serve_.pop_front();
+      std::visit(
+          [this](auto& specific) {
+            if constexpr (requires { specific.request; }) {
+              if (!sessions_.contains(specific.session)) return;
+              Answer answer = handle(specific);
+              if (answer)
+                reply(specific.session, specific.request, std::move(*answer),
+                      specific.answered_below);
+            }
+          },
+          event);
+    }
   }
-  fencing_.erase(found);
-}
-
-void StateMachine::forget_waiting_opens(SessionId session) {
-  for (auto& [id, pool] : pools_)
-    std::erase_if(pool.waiting, [&](const WaitingOpen& open) { return open.session == session; });
 }
 
 // ------------------------------------------------------------------ what a request may be about
@@ -106,6 +175,12 @@ Result<StateMachine::Pool*> StateMachine::find_pool(const Session& session, Pool
   return &found->second;
 }
 
+Status StateMachine::no_such_group(const Pool& pool, uint32_t group) {
+  return {ErrorCode::kNotFound, "group " + std::to_string(group) + " of pool \"" + pool.spec.name +
+                                    "\" does not exist: it has " +
+                                    std::to_string(pool.blocks.num_groups())};
+}
+
 Result<StateMachine::Target> StateMachine::find_target(SessionId session_id, PoolId pool_id,
                                                        uint32_t group, Role needed,
                                                        std::string_view action) {
@@ -117,23 +192,16 @@ Result<StateMachine::Target> StateMachine::find_target(SessionId session_id, Poo
   if (!found.sessions.contains(session_id))
     return Status(ErrorCode::kNotFound, "pool " + std::to_string(value(pool_id)) + " (\"" +
                                             found.spec.name + "\") is not open in this session");
-  if (group >= found.block_pools.size())
-    return Status(ErrorCode::kNotFound, "group " + std::to_string(group) + " of pool \"" +
-                                            found.spec.name + "\" does not exist: it has " +
-                                            std::to_string(found.block_pools.size()));
-  return Target{&found, &found.block_pools[group], group};
+  if (group >= found.blocks.num_groups()) return no_such_group(found, group);
+  return Target{&found, &found.blocks.group(group), group};
 }
 
 void StateMachine::emit_words(Pool& pool) {
-  for (uint32_t group = 0; group < pool.block_pools.size(); ++group)
-    for (const WordChange& change : pool.block_pools[group].take_changed_words())
+  for (uint32_t group = 0; group < pool.blocks.num_groups(); ++group) {
+    if (!pool.blocks.group(group).has_changed_words()) continue;
+    for (const WordChange& change : pool.blocks.group(group).take_changed_words())
       effects_.emplace_back(SetOwnerWord{pool.id, group, change.block, change.word});
-}
-
-int64_t StateMachine::Pool::physical_bytes() const {
-  int64_t sum = 0;
-  for (const GroupLayout& layout : layouts) sum += layout.physical_bytes();
-  return sum;
+  }
 }
 
 }  // namespace larder

@@ -1,4 +1,5 @@
-// The state machine's handlers of blocks: allocate, release, publish, look up and copy.
+// The state machine's handlers of blocks: release, publish, look up and copy. Allocation, which can
+// need memory, is in state_machine_growth.cpp.
 #include <algorithm>
 #include <iterator>
 #include <span>
@@ -7,9 +8,6 @@
 
 namespace larder {
 namespace {
-
-// Publish and Lookup name no group: a pool has one.
-constexpr uint32_t kOnlyGroup = 0;
 
 Status check_tokens(const std::vector<int32_t>& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i)
@@ -59,36 +57,41 @@ class KeyWalk {
   size_t next_block_ = 0;
 };
 
-Status check_first_block(int64_t first_block, int64_t whole_blocks) {
-  if (first_block >= 0 && first_block <= whole_blocks) return {};
+Status check_first_block(int64_t first_block, int64_t whole_units) {
+  if (first_block >= 0 && first_block <= whole_units) return {};
   return {ErrorCode::kInvalidArgument, "first_block is " + std::to_string(first_block) +
-                                           ", but the tokens fill " + std::to_string(whole_blocks) +
+                                           ", but the tokens fill " + std::to_string(whole_units) +
                                            " blocks"};
 }
 
-Status check_publish(const Publish& event, int64_t block_tokens) {
-  const int64_t whole_blocks = std::ssize(event.tokens) / block_tokens;
+Status check_publish(const Publish& event, int64_t unit_tokens, int64_t unit_blocks) {
+  const int64_t whole_units = std::ssize(event.tokens) / unit_tokens;
   const int64_t num_blocks = std::ssize(event.blocks);
   if (Status status = check_tokens(event.tokens); !status.ok()) return status;
-  if (Status status = check_first_block(event.first_block, whole_blocks); !status.ok())
+  if (Status status = check_first_block(event.first_block, whole_units); !status.ok())
     return status;
-  if (num_blocks > whole_blocks - event.first_block)
+  if (num_blocks % unit_blocks != 0)
     return {ErrorCode::kInvalidArgument,
-            std::to_string(num_blocks) + " blocks are named from block " +
+            std::to_string(num_blocks) + " blocks are named, but a unit of " +
+                std::to_string(unit_tokens) + " tokens has " + std::to_string(unit_blocks)};
+  const int64_t num_units = num_blocks / unit_blocks;
+  if (num_units > whole_units - event.first_block)
+    return {ErrorCode::kInvalidArgument,
+            std::to_string(num_units) + " blocks are named from block " +
                 std::to_string(event.first_block) + " on, but " +
                 std::to_string(event.tokens.size()) + " tokens fill only " +
-                std::to_string(whole_blocks) + " blocks of " + std::to_string(block_tokens)};
-  return check_extra(event.extra, event.first_block + num_blocks, whole_blocks);
+                std::to_string(whole_units) + " blocks of " + std::to_string(unit_tokens)};
+  return check_extra(event.extra, event.first_block + num_units, whole_units);
 }
 
-Status check_lookup(const Lookup& event, int64_t whole_blocks) {
+Status check_lookup(const Lookup& event, int64_t whole_units) {
   if (Status status = check_tokens(event.tokens); !status.ok()) return status;
-  if (Status status = check_first_block(event.first_block, whole_blocks); !status.ok())
+  if (Status status = check_first_block(event.first_block, whole_units); !status.ok())
     return status;
   if (event.max_blocks < 0)
     return {ErrorCode::kInvalidArgument,
             "max_blocks is " + std::to_string(event.max_blocks) + ", but must not be negative"};
-  return check_extra(event.extra, whole_blocks, whole_blocks);
+  return check_extra(event.extra, whole_units, whole_units);
 }
 
 std::vector<int32_t> ids_of(const std::vector<BlockRef>& blocks) {
@@ -100,90 +103,126 @@ std::vector<int32_t> ids_of(const std::vector<BlockRef>& blocks) {
 
 }  // namespace
 
-StateMachine::Answer StateMachine::handle(const Allocate& event) {
-  const auto target =
-      find_target(event.session, event.pool, event.group, Role::kAppend, "allocate blocks");
-  if (!target) return target.status();
-  auto blocks = target->blocks->allocate(event.session, event.num_blocks,
-                                         std::max(event.num_blocks, event.total_blocks));
-  if (!blocks) return blocks.status();
-  emit_words(*target->pool);
-  return BlocksAllocated{std::move(*blocks)};
-}
-
 StateMachine::Answer StateMachine::handle(const Release& event) {
   const auto target =
       find_target(event.session, event.pool, event.group, Role::kRead, "release blocks");
   if (!target) return target.status();
-  Status status = target->blocks->release(event.session, event.blocks, now_us_);
+  Status status = target->pool->blocks.release(event.session, event.group, event.blocks, now_us_);
   if (!status.ok()) return status;
   emit_words(*target->pool);
+  memory_news_ = memory_news_ || !waiting_.empty();
   return Done{};
 }
 
-StateMachine::Answer StateMachine::handle(const Publish& event) {
-  const auto target =
-      find_target(event.session, event.pool, kOnlyGroup, Role::kAppend, "publish blocks");
-  if (!target) return target.status();
-  const Pool& pool = *target->pool;
-  const int64_t block_tokens = pool.spec.groups[kOnlyGroup].block_tokens;
-  if (Status status = check_publish(event, block_tokens); !status.ok()) return status;
+// ----------------------------------------------------------------------------------------- publish
 
-  KeyWalk walk(root_key_of(pool, event.adapter), event.tokens, block_tokens, event.extra);
-  int32_t parent = PrefixIndex::kNoBlock;
-  if (event.first_block > 0) {
-    parent = target->blocks->find(walk.skip(event.first_block)).id;
-    if (parent == PrefixIndex::kNoBlock)
+Status StateMachine::make_keys(const Pool& pool, Publish& event) const {
+  const int64_t unit_tokens = pool.blocks.unit_tokens();
+  const int64_t unit_blocks = pool.blocks.index().slots_per_unit();
+  if (Status status = check_publish(event, unit_tokens, unit_blocks); !status.ok()) return status;
+  KeyWalk walk(root_key_of(pool, event.adapter), event.tokens, unit_tokens, event.extra);
+  if (event.first_block > 0) event.parent = {walk.skip(event.first_block)};
+  const int64_t num_units = std::ssize(event.blocks) / unit_blocks;
+  event.keys.reserve(static_cast<size_t>(num_units));
+  for (int64_t i = 0; i < num_units; ++i) event.keys.push_back(walk.next());
+  return {};
+}
+
+StateMachine::Answer StateMachine::handle(Publish& event) {
+  const auto target = find_target(event.session, event.pool, 0, Role::kAppend, "publish blocks");
+  if (!target) return target.status();
+  Pool& pool = *target->pool;
+  if (!choices_.replaying())
+    if (Status status = make_keys(pool, event); !status.ok()) return status;
+  const int64_t unit_blocks = pool.blocks.index().slots_per_unit();
+  if (std::ssize(event.keys) * unit_blocks != std::ssize(event.blocks))
+    throw ReplayError("keys and blocks do not fit together");
+  int32_t parent = PrefixIndex::kNone;
+  if (!event.parent.empty()) {
+    parent = pool.blocks.index().find(event.parent[0]);
+    if (parent == PrefixIndex::kNone)
       return Status(ErrorCode::kNotFound,
                     "first_block is " + std::to_string(event.first_block) +
                         ", but the block before it is not published (any more)");
   }
-  std::vector<BlockKey> keys;
-  keys.reserve(event.blocks.size());
-  for (size_t i = 0; i < event.blocks.size(); ++i) keys.push_back(walk.next());
-  auto serving = target->blocks->publish(event.session, parent, keys, event.blocks, now_us_);
+  auto serving = pool.blocks.publish(event.session, parent, event.keys, event.blocks, now_us_);
   if (!serving) return serving.status();
-  emit_words(*target->pool);
-  return BlocksPublished{std::move(keys), std::move(*serving)};
+  emit_words(pool);
+  if (event.blocks.empty()) changed_ = false;
+  return BlocksPublished{event.keys, std::move(*serving)};
 }
 
-StateMachine::Answer StateMachine::handle(const Lookup& event) {
-  const auto target =
-      find_target(event.session, event.pool, kOnlyGroup, Role::kRead, "look up prefixes");
+// ------------------------------------------------------------------------------------------ lookup
+
+Status StateMachine::find_keys(const Pool& pool, Lookup& event) const {
+  const int64_t whole_units = std::ssize(event.tokens) / pool.blocks.unit_tokens();
+  if (Status status = check_lookup(event, whole_units); !status.ok()) return status;
+  const bool all_full =
+      std::all_of(pool.spec.groups.begin(), pool.spec.groups.end(),
+                  [](const GroupSpec& group) { return group.kind == GroupKind::kFull; });
+  if (event.first_block > 0 && !all_full) return {};
+  const PrefixIndex& index = pool.blocks.index();
+  KeyWalk walk(root_key_of(pool, event.adapter), event.tokens, pool.blocks.unit_tokens(),
+               event.extra);
+  walk.skip(event.first_block);
+  const int64_t most =
+      std::min(event.max_blocks / index.slots_per_unit(), whole_units - event.first_block);
+  std::vector<int32_t> units;
+  while (std::ssize(units) < most) {
+    const BlockKey key = walk.next();
+    const int32_t unit = index.find(key);
+    if (unit == PrefixIndex::kNone) break;
+    units.push_back(unit);
+    event.keys.push_back(key);
+  }
+  event.keys.resize(static_cast<size_t>(pool.blocks.longest_prefix(units)));
+  return {};
+}
+
+std::vector<int32_t> StateMachine::units_of(const Pool& pool,
+                                            const std::vector<BlockKey>& keys) const {
+  std::vector<int32_t> units;
+  units.reserve(keys.size());
+  for (const BlockKey& key : keys) {
+    units.push_back(pool.blocks.index().find(key));
+    if (units.back() == PrefixIndex::kNone) throw ReplayError("a prefix is not there");
+  }
+  return units;
+}
+
+StateMachine::Answer StateMachine::handle(Lookup& event) {
+  const auto target = find_target(event.session, event.pool, 0, Role::kRead, "look up prefixes");
   if (!target) return target.status();
   Pool& pool = *target->pool;
-  const int64_t block_tokens = pool.spec.groups[kOnlyGroup].block_tokens;
-  const int64_t whole_blocks = std::ssize(event.tokens) / block_tokens;
-  if (Status status = check_lookup(event, whole_blocks); !status.ok()) return status;
-
-  std::vector<BlockRef> blocks;
-  KeyWalk walk(root_key_of(pool, event.adapter), event.tokens, block_tokens, event.extra);
-  walk.skip(event.first_block);
-  const int64_t most = std::min(event.max_blocks, whole_blocks - event.first_block);
-  while (std::ssize(blocks) < most) {
-    const BlockRef block = target->blocks->find(walk.next());
-    if (block.id == PrefixIndex::kNoBlock) break;
-    blocks.push_back(block);
-  }
-  if (event.hold) {
-    target->blocks->hold(event.session, blocks, now_us_);
+  if (!choices_.replaying())
+    if (Status status = find_keys(pool, event); !status.ok()) return status;
+  const std::vector<int32_t> units = units_of(pool, event.keys);
+  std::vector<BlockRef> blocks = pool.blocks.prefix_blocks(units);
+  if (event.hold && !units.empty()) {
+    pool.blocks.hold(event.session, blocks, now_us_);
+    emit_words(pool);
   } else {
-    target->blocks->touch(blocks, now_us_);
+    changed_ = false;
   }
-  const int64_t hit_tokens = std::ssize(blocks) * block_tokens;
+  const int64_t hit_tokens = std::ssize(units) * pool.blocks.unit_tokens();
   // A lookup that goes on where another one has ended counts its tokens once.
   if (event.first_block == 0) pool.lookup_tokens_total += event.tokens.size();
   pool.lookup_hit_tokens_total += static_cast<uint64_t>(hit_tokens);
   return PrefixFound{hit_tokens, std::move(blocks)};
 }
 
+// ------------------------------------------------------------------------------------------ copies
+
 StateMachine::Answer StateMachine::handle(const Copy& event) {
   const auto target =
       find_target(event.session, event.pool, event.group, Role::kAppend, "copy blocks");
   if (!target) return target.status();
-  Status status = target->blocks->begin_copy(event.session, event.from, event.to);
+  Status status = target->pool->blocks.begin_copy(event.session, event.group, event.from, event.to);
   if (!status.ok()) return status;
-  if (event.from.empty()) return Done{};
+  if (event.from.empty()) {
+    changed_ = false;
+    return Done{};
+  }
   RunningCopy copy{event.request, event.session,      event.pool,
                    event.group,   ids_of(event.from), ids_of(event.to)};
   effects_.emplace_back(RunCopy{++last_copy_, copy.pool, copy.group, copy.from, copy.to});
@@ -193,20 +232,24 @@ StateMachine::Answer StateMachine::handle(const Copy& event) {
 
 void StateMachine::handle(const CopyDone& event) {
   const auto found = copies_.find(event.copy);
-  if (found == copies_.end()) return;
+  if (found == copies_.end()) {
+    changed_ = false;
+    return;
+  }
   const RunningCopy copy = std::move(found->second);
   copies_.erase(found);
   // The blocks written are open or quarantined, so the pool cannot have been destroyed.
   Pool& pool = pools_.at(copy.pool);
-  pool.block_pools[copy.group].end_copy(copy.session, copy.from, copy.to);
+  pool.blocks.end_copy(copy.session, copy.group, copy.from, copy.to);
   emit_words(pool);
+  memory_news_ = memory_news_ || !waiting_.empty();
   if (!sessions_.contains(copy.session)) return;
-  effects_.emplace_back(
-      Reply{copy.request, event.status.ok() ? ReplyBody(Done{}) : ReplyBody(event.status)});
+  reply(copy.session, copy.request, event.status.ok() ? ReplyBody(Done{}) : ReplyBody(event.status),
+        0);
 }
 
 BlockKey StateMachine::root_key_of(const Pool& pool, const std::string& adapter) const {
-  return root_key(config_.salts.at(pool.tenant), pool.spec.model, adapter, pool.spec.identity);
+  return root_key(ledger_.at(pool.tenant).salt, pool.spec.model, adapter, pool.spec.identity);
 }
 
 }  // namespace larder

@@ -17,7 +17,7 @@ struct Fixture {
   // Starts a copy and returns its number.
   uint64_t start(std::vector<BlockRef> from, std::vector<BlockRef> to) {
     const auto copies = effects_of<RunCopy>(
-        driver.apply(Copy{100, session, pool, 0, std::move(from), std::move(to)}));
+        driver.apply(Copy{++last_copy, session, pool, 0, std::move(from), std::move(to)}));
     REQUIRE(copies.size() == 1);
     return copies[0].copy;
   }
@@ -28,6 +28,7 @@ struct Fixture {
   SessionId session{};
   PoolId pool{};
   std::vector<BlockRef> blocks;
+  uint64_t last_copy = 200;  // number of a request
 };
 
 TEST_CASE("a copy is run first and answered when it is done") {
@@ -101,7 +102,7 @@ TEST_CASE("another session may drop its hold on a source, which stays until the 
   const auto held = f.driver.look_up(other, f.pool, {1, 2, 3, 4}, true).blocks;
   const uint64_t copy = f.start({f.blocks[0]}, {f.blocks[1]});
   f.driver.release(other, f.pool, held);
-  f.driver.apply(CloseSession{f.session, true});
+  f.driver.apply(CloseSession{f.session, FenceClass::kFenced});
   // The source is cached but pinned, the target waits for the copy, and two blocks came free.
   CHECK(f.driver.group_stats(f.pool).cached == 1);
   CHECK(f.driver.group_stats(f.pool).quarantined == 1);
@@ -116,7 +117,7 @@ TEST_CASE("open blocks of a dead session wait for both the fence and the copy") 
     CAPTURE(copy_first);
     Fixture f;
     const uint64_t copy = f.start({f.blocks[0]}, {f.blocks[1]});
-    const Effects closed = f.driver.apply(CloseSession{f.session, false});
+    const Effects closed = f.driver.apply(CloseSession{f.session, FenceClass::kPidfd});
     CHECK(effects_of<FenceSession>(closed).size() == 1);
     CHECK(f.driver.group_stats(f.pool).quarantined == 4);
     if (copy_first) {

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 
 #include <doctest/doctest.h>
@@ -81,6 +82,43 @@ TEST_CASE("a segment that cannot be mapped changes nothing, and the next one can
   range.map(segment.fd.get(), kSize, true);
   range.base()[0] = std::byte{7};
   CHECK(range.base()[kSize] == std::byte{7});
+}
+
+// Unlike a read, write(2) says EFAULT.
+bool is_readable(const std::byte* address) {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const bool readable = ::write(ends[1], address, 1) == 1;
+  CHECK((readable || errno == EFAULT));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  return readable;
+}
+
+TEST_CASE("a segment can be mapped at its place, unmapped, and mapped there again") {
+  const Segment segment = create_host_segment("segment", kSize);
+  MappedRange range = MappedRange::reserve(4 * kSize);
+  std::byte* const base = range.base();
+  range.map_at(2 * kSize, segment.fd.get(), kSize, true);
+  base[2 * kSize] = std::byte{5};
+  CHECK(range.size_bytes() == 0);
+  CHECK_FALSE(is_readable(base + 2 * kSize - 1));
+  CHECK(is_readable(base + 3 * kSize - 1));
+  CHECK_FALSE(is_readable(base + 3 * kSize));
+
+  range.unmap_at(2 * kSize, kSize);
+  CHECK_FALSE(is_readable(base + 2 * kSize));
+  CHECK(is_mapped(base + 2 * kSize));  // the addresses are still ours
+  range.unmap_at(2 * kSize, kSize);    // twice does no harm
+
+  range.map_at(2 * kSize, segment.fd.get(), kSize, true);
+  CHECK(base[2 * kSize] == std::byte{5});
+  // The last place of the range, and one that was mapped before.
+  range.map_at(3 * kSize, segment.fd.get(), kSize, true);
+  range.map_at(2 * kSize, segment.fd.get(), kSize, false);
+  CHECK(base[3 * kSize] == std::byte{5});
+  CHECK_THROWS_AS(range.map_at(3 * kSize, -1, kSize, true), SystemError);
+  CHECK(is_mapped(base + 3 * kSize));
 }
 
 TEST_CASE("a shared mapping is one fd, mapped whole, until it goes") {

@@ -48,7 +48,7 @@ TEST_CASE("a pool is there when its last segment is; opens that came meanwhile a
   CHECK(std::get<Reply>(effects[1]).request == 1);
   const PoolOpened opened = std::get<PoolOpened>(std::get<Reply>(effects[1]).body);
   CHECK(opened.created);
-  CHECK(opened.groups.at(0) == lay_out_group(18432, 30000, false).value());
+  CHECK(opened.groups.at(0) == lay_out_group(GroupSize{18432, 30000}).value());
   CHECK(std::get<Reply>(effects[2]).request == 2);
   CHECK(!std::get<PoolOpened>(std::get<Reply>(effects[2]).body).created);
   CHECK(driver.pool_stats(PoolId{1}).num_sessions == 2);
@@ -102,7 +102,7 @@ TEST_CASE("a creation goes on when its session ends, without a reply") {
   const SessionId waiting = driver.open_session();
   const auto segments = start_creation(driver, 1, creator);
   driver.apply(OpenPool{2, waiting, three_segments()});
-  CHECK(driver.apply(CloseSession{creator, false}).empty());
+  CHECK(driver.apply(CloseSession{creator, FenceClass::kFenced}).empty());
   driver.apply(SegmentCreated{segments[0], {}});
   driver.apply(SegmentCreated{segments[1], {}});
   const Effects effects = driver.apply(SegmentCreated{segments[2], {}});
@@ -164,9 +164,10 @@ TEST_CASE("descriptions that no pool can have are refused, naming the field") {
   check_status(refusal([](PoolSpec& s) { s.name = ""; }), kInvalidArgument, {"name", "0 bytes"});
   check_status(refusal([](PoolSpec& s) { s.name = std::string(129, 'x'); }), kInvalidArgument,
                {"name", "129", "128"});
-  check_status(refusal([](PoolSpec& s) { s.groups.clear(); }), kUnsupported, {"groups has 0"});
-  check_status(refusal([](PoolSpec& s) { s.groups.push_back(s.groups[0]); }), kUnsupported,
-               {"groups has 2"});
+  check_status(refusal([](PoolSpec& s) { s.groups.clear(); }), kInvalidArgument,
+               {"groups has 0", "1 to 16"});
+  check_status(refusal([](PoolSpec& s) { s.groups.resize(17, s.groups[0]); }), kInvalidArgument,
+               {"groups has 17", "1 to 16"});
   check_status(refusal([](PoolSpec& s) { s.groups[0].block_tokens = 0; }), kInvalidArgument,
                {"block_tokens is 0"});
   check_status(refusal([](PoolSpec& s) { s.groups[0].block_bytes = 0; }), kInvalidArgument,
@@ -235,11 +236,11 @@ TEST_CASE("destroying a pool waits for its sessions and its quarantined blocks")
   driver.allocate(session, pool, 3);
   check_status(driver.refused(DestroyPool{0, admin, pool}), kBusy,
                {"2 attached sessions", "0 quarantined"});
-  driver.apply(CloseSession{session, false});
-  driver.apply(CloseSession{other, false});
+  driver.apply(CloseSession{session, FenceClass::kPidfd});
+  driver.apply(CloseSession{other, FenceClass::kPidfd});
   check_status(driver.refused(DestroyPool{0, admin, pool}), kBusy,
                {"0 attached sessions", "3 quarantined"});
-  driver.apply(SessionFenced{session});
+  driver.apply(SessionFenced{session});  // the other one had no blocks and may still be there
   driver.expect<Done>(DestroyPool{0, admin, pool});
   REQUIRE(driver.effects.size() == 5);
   CHECK(std::get<PoolDestroyed>(driver.effects[0]).pool == pool);
@@ -254,7 +255,7 @@ TEST_CASE("a pool that is being created is busy") {
   MachineDriver driver;
   const SessionId admin = driver.open_session("a", Role::kAdmin);
   start_creation(driver, 1, admin);
-  check_status(driver.refused(DestroyPool{0, admin, PoolId{1}}), kBusy, {"3 segments"});
+  check_status(driver.refused(DestroyPool{0, admin, PoolId{1}}), kBusy, {"still being created"});
 }
 
 }  // namespace

@@ -226,10 +226,23 @@ TEST_CASE("the prefix that was used longest ago goes first") {
   f.driver.now_us = 1;
   f.driver.release(f.writer, f.pool, short_one);
   f.driver.now_us = 2;
-  f.driver.look_up(f.reader, f.pool, kTokens);
+  f.driver.release(f.reader, f.pool, f.driver.look_up(f.reader, f.pool, kTokens, true).blocks);
   f.allocate(2);
   CHECK(f.driver.look_up(f.reader, f.pool, kOthers).hit_tokens == 0);
   CHECK(f.driver.look_up(f.reader, f.pool, kTokens).hit_tokens == 12);
+}
+
+TEST_CASE("a lookup without a hold is no use: what it finds becomes no younger") {
+  Fixture f(5);
+  f.driver.release(f.writer, f.pool, f.publish(kTokens, f.allocate(3)));
+  f.driver.now_us = 1;
+  f.driver.release(f.writer, f.pool, f.publish(kOthers, f.allocate(2)));
+  f.driver.now_us = 2;
+  CHECK(f.driver.look_up(f.reader, f.pool, kTokens).hit_tokens == 12);
+  CHECK(f.driver.machine.record().empty());
+  f.allocate(2);
+  CHECK(f.driver.look_up(f.reader, f.pool, kTokens).hit_tokens == 4);
+  CHECK(f.driver.look_up(f.reader, f.pool, kOthers).hit_tokens == 8);
 }
 
 TEST_CASE("a block that was evicted and used again answers to its new key only") {

@@ -69,7 +69,7 @@ class RandomOperations {
   void drain() {
     while (!copies_.empty()) finish_copy();
     for (SessionId& client : clients_) {
-      driver_.apply(CloseSession{client, true});
+      driver_.apply(CloseSession{client, FenceClass::kFenced});
       model_.end_session(client, true, driver_.now_us);
     }
     while (!fencing_.empty()) fence();
@@ -182,7 +182,8 @@ class RandomOperations {
     if (below(8) != 0) to.resize(std::min(from.size(), to.size()));
     const uint64_t number = last_copy_ + 1;
     const auto expected = model_.begin_copy(number, clients_[client], from, to);
-    const Effects effects = driver_.apply(Copy{7, clients_[client], pool_, 0, from, to});
+    const Effects effects =
+        driver_.apply(Copy{++num_copies_, clients_[client], pool_, 0, from, to});
     REQUIRE(effects.size() == 1);
     if (const auto* run = std::get_if<RunCopy>(&effects[0])) {
       REQUIRE(run->copy == number);
@@ -204,10 +205,11 @@ class RandomOperations {
     const SessionId session = clients_[client];
     const bool fenced = below(2) == 0;
     model_.end_session(session, fenced, driver_.now_us);
-    const Effects effects = driver_.apply(CloseSession{session, fenced});
-    const bool to_fence = !effects_of<FenceSession>(effects).empty();
-    REQUIRE(to_fence == model_.has_blocks_to_fence(session));
-    if (to_fence) fencing_.push_back(session);
+    const Effects effects =
+        driver_.apply(CloseSession{session, fenced ? FenceClass::kFenced : FenceClass::kPidfd});
+    const auto fences = effects_of<FenceSession>(effects);
+    REQUIRE(fences.size() == (fenced ? 0 : 1));
+    if (!fenced) fencing_.push_back(session);
     clients_[client] = new_client();
   }
   void close_pool(int client) {
@@ -245,6 +247,7 @@ class RandomOperations {
   std::vector<SessionId> fencing_;  // closed, and somebody has to say that they are fenced
   std::vector<uint64_t> copies_;    // running
   uint64_t last_copy_ = 0;
+  uint64_t num_copies_ = 0;  // asked for
 };
 
 TEST_CASE("random operations agree with the naive model at every step") {

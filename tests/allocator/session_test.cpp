@@ -17,7 +17,7 @@ TEST_CASE("a session that said goodbye leaves free and cached blocks behind") {
   const PoolId pool = driver.open_pool(session, small_pool(8)).pool;
   const auto blocks = driver.allocate(session, pool, 3);
   driver.publish(session, pool, kTokens, {blocks[0], blocks[1]});
-  const Effects effects = driver.apply(CloseSession{session, true});
+  const Effects effects = driver.apply(CloseSession{session, FenceClass::kFenced});
   CHECK(effects_of<FenceSession>(effects).empty());
   const auto words = effects_of<SetOwnerWord>(effects);
   REQUIRE(words.size() == 1);
@@ -35,7 +35,7 @@ TEST_CASE("what a killed session has published outlives it; what it had open is 
   const PoolId pool = driver.open_pool(session, small_pool(4)).pool;
   const auto blocks = driver.allocate(session, pool, 3);
   driver.publish(session, pool, kTokens, {blocks[0], blocks[1]});
-  const Effects closed = driver.apply(CloseSession{session, false});
+  const Effects closed = driver.apply(CloseSession{session, FenceClass::kPidfd});
   REQUIRE(closed.size() == 2);
   CHECK(std::get<SetOwnerWord>(closed[0]).word == owner_word(OwnerState::kNone));
   CHECK(std::get<FenceSession>(closed[1]).session == session);
@@ -51,13 +51,19 @@ TEST_CASE("what a killed session has published outlives it; what it had open is 
   CHECK(driver.allocate(next, pool, 4).size() == 4);
 }
 
-TEST_CASE("a killed session with nothing open needs no fence") {
+TEST_CASE("a killed session with nothing open is fenced as well, for it may have memory mapped") {
   MachineDriver driver;
   const SessionId session = driver.open_session();
   const PoolId pool = driver.open_pool(session, small_pool(4)).pool;
   const auto blocks = driver.allocate(session, pool, 1);
   driver.publish(session, pool, {1, 2, 3, 4}, blocks);
-  CHECK(driver.apply(CloseSession{session, false}).empty());
+  const Effects closed = driver.apply(CloseSession{session, FenceClass::kPidfd});
+  REQUIRE(closed.size() == 1);
+  CHECK(std::get<FenceSession>(closed[0]).session == session);
+  CHECK(std::get<FenceSession>(closed[0]).fence == FenceClass::kPidfd);
+  CHECK(driver.group_stats(pool).cached == 1);
+  CHECK(driver.apply(SessionFenced{session}).empty());
+  CHECK(driver.machine.unfenced_sessions().empty());
 }
 
 TEST_CASE("daemon-made events for things that are gone or never were are ignored") {
@@ -65,7 +71,7 @@ TEST_CASE("daemon-made events for things that are gone or never were are ignored
   const SessionId session = driver.open_session();
   driver.open_pool(session, small_pool(4));
   const std::string before = driver.snapshot();
-  CHECK(driver.apply(CloseSession{SessionId{99}, false}).empty());
+  CHECK(driver.apply(CloseSession{SessionId{99}, FenceClass::kPidfd}).empty());
   CHECK(driver.apply(SessionFenced{SessionId{99}}).empty());
   CHECK(driver.apply(SessionFenced{session}).empty());  // it is still there
   CHECK(driver.apply(SegmentCreated{SegmentId{99}, {}}).empty());
@@ -79,7 +85,7 @@ TEST_CASE("requests of an unknown session are STALE_SESSION") {
   MachineDriver driver;
   const SessionId gone = driver.open_session();
   const PoolId pool = driver.open_pool(gone, small_pool(4)).pool;
-  driver.apply(CloseSession{gone, true});
+  driver.apply(CloseSession{gone, FenceClass::kFenced});
   const std::vector<Status> refusals = {
       driver.refused(OpenPool{0, gone, small_pool(4)}),
       driver.refused(ClosePool{0, gone, pool}),
@@ -127,6 +133,32 @@ TEST_CASE("a session uses only pools that it has open") {
   check_status(driver.refused(Allocate{0, other, pool, 0, 1}), kNotFound,
                {"pool 1", "\"pool\"", "not open"});
   check_status(driver.refused(ClosePool{0, other, pool}), kNotFound, {"not open"});
+  check_status(driver.refused(ResizePool{0, other, pool, 0, 4}), kNotFound, {"not open"});
+  check_status(driver.refused(EvictBlocks{0, other, pool, 4}), kNotFound, {"not open"});
+}
+
+TEST_CASE("an admin resizes pools and evicts prefixes without opening them, in its tenant") {
+  MachineDriver driver;
+  const SessionId admin = driver.open_session("a", Role::kAdmin);
+  const SessionId creator = driver.open_session();
+  PoolSpec spec = small_pool(1024);  // a segment of 18 MiB has 1024 blocks of 18432 bytes
+  spec.groups[0].max_blocks = 2048;
+  driver.apply(OpenPool{1, creator, spec});
+  check_status(driver.refused(ResizePool{0, admin, PoolId{1}, 0, 1024}), kBusy,
+               {"still being created"});
+  driver.apply(SegmentCreated{SegmentId{1}, {}});
+  const PoolId pool{1};
+  driver.publish(creator, pool, {1, 2, 3, 4}, driver.allocate(creator, pool, 1));
+  driver.expect<Done>(ClosePool{0, creator, pool});
+  const auto evicted = driver.expect<Resized>(EvictBlocks{0, admin, pool, 8});
+  CHECK(evicted.blocks_before == 1);
+  CHECK(evicted.blocks_after == 0);
+  const auto shrunk = driver.expect<Resized>(ResizePool{0, admin, pool, 0, 0});
+  CHECK(shrunk.blocks_before == 1024);
+  CHECK(shrunk.blocks_after == 0);
+  const SessionId stranger = driver.open_session("b", Role::kAdmin);
+  check_status(driver.refused(ResizePool{0, stranger, pool, 0, 1024}), kNotFound,
+               {"does not exist"});
 }
 
 TEST_CASE("a reader attaches, looks up, holds and releases, and nothing else") {
@@ -150,7 +182,7 @@ TEST_CASE("a reader attaches, looks up, holds and releases, and nothing else") {
   driver.expect<Done>(ClosePool{0, reader, pool});
 }
 
-TEST_CASE("a tenant without a salt opens no pool") {
+TEST_CASE("a tenant that is not configured opens no pool") {
   MachineDriver driver;
   const SessionId session = driver.open_session("nobody");
   check_status(driver.refused(OpenPool{0, session, small_pool(4)}), kPermissionDenied,

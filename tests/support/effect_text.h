@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/events.h"
+#include "allocator/effects.h"
 
 namespace larder::test {
 
@@ -41,8 +41,17 @@ struct EffectText {
     blocks(found.blocks);
   }
 
+  void operator()(const ExtentsMapped& mapped) {
+    out << "mapped";
+    for (const SegmentId segment : mapped.segments) out << ' ' << value(segment);
+  }
+  void operator()(const Resized& resized) {
+    out << "blocks " << resized.blocks_before << " to " << resized.blocks_after << ", bytes "
+        << resized.bytes_before << " to " << resized.bytes_after;
+  }
+
   void operator()(const Reply& reply) {
-    out << "reply " << reply.request << ": ";
+    out << "reply to " << value(reply.session) << '.' << reply.request << ": ";
     std::visit(*this, reply.body);
   }
   void operator()(const CreateSegment& create) {
@@ -62,7 +71,21 @@ struct EffectText {
     out << " to";
     ids(run.to);
   }
-  void operator()(const FenceSession& fence) { out << "fence " << value(fence.session); }
+  void operator()(const FenceSession& fence) {
+    out << "fence " << value(fence.session) << ' ' << fence_class_name(fence.fence);
+  }
+  void operator()(const ExtentAdded& added) {
+    out << "extent added " << value(added.pool) << '.' << added.group << '.' << added.index
+        << ": segment " << value(added.segment) << " of " << added.size_bytes;
+  }
+  void operator()(const ExtentRemoved& removed) {
+    out << "extent removed " << value(removed.pool) << '.' << removed.group << '.' << removed.index
+        << ": segment " << value(removed.segment);
+  }
+  void operator()(const UnmapSegment& unmap) {
+    out << "unmap " << value(unmap.pool) << '.' << unmap.group << '.' << unmap.index << ": segment "
+        << value(unmap.segment) << " by " << value(unmap.session);
+  }
 };
 
 inline std::vector<std::string> effect_texts(const Effects& effects) {

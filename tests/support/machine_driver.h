@@ -2,6 +2,7 @@
 // unless a test wants to make them itself, and the figures recounted after every event.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -30,15 +31,59 @@ inline PoolSpec small_pool(int64_t num_blocks, int32_t block_tokens = 4) {
           {{"main", 18432, num_blocks, block_tokens}}};
 }
 
+// A pool that grows by extents of 4 blocks of 1 MiB.
+inline PoolSpec growing_pool(int64_t num_blocks, int64_t max_blocks, int32_t block_tokens = 4) {
+  PoolSpec spec{"pool", "model@1", {}, {{"main", int64_t{1} << 20, num_blocks, block_tokens}}};
+  spec.groups[0].max_blocks = max_blocks;
+  spec.groups[0].segment_bytes = int64_t{4} << 20;
+  return spec;
+}
+
+inline Configure two_tenants(int64_t memory_bytes, size_t max_pools = 1024) {
+  return {memory_bytes, max_pools, {{"a", "salt of a"}, {"b", "salt of b"}}};
+}
+
+inline std::vector<std::byte> saved(const StateMachine& machine) {
+  ByteWriter out;
+  machine.save(out);
+  return {out.bytes().begin(), out.bytes().end()};
+}
+
 class MachineDriver {
  public:
-  explicit MachineDriver(int64_t memory_bytes = int64_t{1} << 40, size_t max_pools = 1024)
-      : machine({memory_bytes, {{"a", "salt of a"}, {"b", "salt of b"}}, max_pools}) {}
+  explicit MachineDriver(int64_t memory_bytes = int64_t{1} << 40, size_t max_pools = 1024) {
+    apply(two_tenants(memory_bytes, max_pools));
+  }
 
+  // What is journalled of every event makes the same state of the one before, and now and then
+  // that state is saved and loaded.
   Effects apply(const Event& event) {
     Effects carried_out = machine.apply(event, now_us);
     machine.check_consistency();
+    if (!machine.record().empty()) {
+      const Status replayed = replica->replay(machine.record());
+      REQUIRE_MESSAGE(replayed.ok(), replayed.to_string());
+    }
+    const std::vector<std::byte> state = saved(machine);
+    REQUIRE(state == saved(*replica));
+    if (++num_events_ % 8 == 0) {
+      replica = std::make_unique<StateMachine>();
+      const Status loaded = replica->load(state);
+      REQUIRE_MESSAGE(loaded.ok(), loaded.to_string());
+      REQUIRE(state == saved(*replica));
+    }
     return carried_out;
+  }
+
+  // As apply, and makes the segments that are asked for.
+  Effects settle(const Event& event) {
+    Effects all = apply(event);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto* create = std::get_if<CreateSegment>(&all[i]);
+      if (create == nullptr) continue;
+      for (Effect& effect : apply(SegmentCreated{create->segment, {}})) all.push_back(effect);
+    }
+    return all;
   }
 
   SessionId open_session(const std::string& tenant = "a", Role role = Role::kAppend) {
@@ -67,23 +112,32 @@ class MachineDriver {
     return std::get<Body>(body);
   }
 
+  // The reply once the segments that the request asks for are there.
+  template <typename Request>
+  ReplyBody ask_and_settle(Request request) {
+    request.request = ++last_request_;
+    effects = settle(request);
+    const auto replies = effects_of<Reply>(effects);
+    REQUIRE(replies.size() == 1);
+    REQUIRE(replies[0].request == last_request_);
+    return replies[0].body;
+  }
+
   // The request is refused, and nothing has changed.
   template <typename Request>
   Status refused(const Request& request) {
-    const std::string before = snapshot();
+    const std::vector<std::byte> before = saved(machine);
     const ReplyBody body = ask(request);
     REQUIRE(std::holds_alternative<Status>(body));
-    CHECK(snapshot() == before);
+    CHECK(saved(machine) == before);
+    CHECK(machine.record().empty());
     CHECK(effects.size() == 1);
     return std::get<Status>(body);
   }
 
   // Opens a pool and makes its segments.
   PoolOpened open_pool(SessionId session, const PoolSpec& spec) {
-    Effects opened = apply(OpenPool{++last_request_, session, spec});
-    for (const CreateSegment& create : effects_of<CreateSegment>(opened))
-      for (Effect& effect : apply(SegmentCreated{create.segment, {}})) opened.push_back(effect);
-    const auto replies = effects_of<Reply>(opened);
+    const auto replies = effects_of<Reply>(settle(OpenPool{++last_request_, session, spec}));
     REQUIRE(replies.size() == 1);
     if (const auto* status = std::get_if<Status>(&replies[0].body)) FAIL(status->to_string());
     return std::get<PoolOpened>(replies[0].body);
@@ -140,12 +194,15 @@ class MachineDriver {
   }
 
   StateMachine machine;
+  // Made of records and snapshots alone.
+  std::unique_ptr<StateMachine> replica = std::make_unique<StateMachine>();
   int64_t now_us = 0;
   Effects effects;  // of the last request
 
  private:
+  uint64_t num_events_ = 0;
   uint64_t last_session_ = 0;
-  uint64_t last_request_ = 0;
+  uint64_t last_request_ = 1'000'000;  // a test that numbers its own ones stays below
 };
 
 // The status has this code, and its sentence contains all of these.

@@ -40,7 +40,7 @@ int32_t PoolModel::find(const Tokens& prefix) const {
 int32_t PoolModel::next_to_evict() const {
   int32_t best = -1;
   const auto order = [this](int32_t id) {
-    return std::tuple(blocks_[id].last_used_us, -std::ssize(blocks_[id].prefix), id);
+    return std::tuple(blocks_[id].last_used_us, -std::ssize(blocks_[id].prefix), blocks_[id].unit);
   };
   for (int32_t id = first_; id < std::ssize(blocks_); ++id) {
     if (!evictable(id)) continue;
@@ -66,6 +66,15 @@ bool PoolModel::copy_target(int32_t id) const {
   return std::any_of(copies_.begin(), copies_.end(), [id](const auto& copy) {
     return std::count(copy.second.to.begin(), copy.second.to.end(), id) > 0;
   });
+}
+
+int32_t PoolModel::unused_unit() const {
+  for (int32_t unit = 0;; ++unit) {
+    bool used = false;
+    for (int32_t id = first_; id < std::ssize(blocks_); ++id)
+      used = used || (indexed(id) && blocks_[id].unit == unit);
+    if (!used) return unit;
+  }
 }
 
 ErrorCode PoolModel::check_held(SessionId session, BlockRef block) const {
@@ -148,6 +157,7 @@ PoolModel::Answer PoolModel::publish(SessionId session, const Tokens& tokens, in
     const int32_t serving = find(prefix_of(i));
     if (serving < 0) {
       Block& block = blocks_[blocks[i].id];
+      block.unit = unused_unit();
       block.state = kPublished;
       block.prefix = prefix_of(i);
       block.last_used_us = now_us;
@@ -171,7 +181,6 @@ PoolModel::Answer PoolModel::lookup(SessionId session, const Tokens& tokens, int
     const int32_t id = find(Tokens(tokens.begin(), tokens.begin() + end));
     if (id < 0) break;
     answer.blocks.push_back(ref(id));
-    blocks_[id].last_used_us = now_us;
     if (hold) use(id, session, now_us);
   }
   return answer;
@@ -277,12 +286,6 @@ PoolModel::Blocks PoolModel::held_by(SessionId session) const {
   for (int32_t id = first_; id < std::ssize(blocks_); ++id)
     if (blocks_[id].holds.contains(session)) held.push_back(ref(id));
   return held;
-}
-
-bool PoolModel::has_blocks_to_fence(SessionId session) const {
-  return std::any_of(blocks_.begin(), blocks_.end(), [session](const Block& block) {
-    return block.state == kQuarantined && !block.fenced && block.writer == session;
-  });
 }
 
 }  // namespace larder::test

@@ -1,4 +1,4 @@
-// A naive model of one group's blocks and prefix index: what allocator/block_pool.h promises, with
+// A naive model of one group's blocks and prefix index: what allocator/pool_blocks.h promises, with
 // no data structure that could be wrong. Every question is answered by looking at all blocks, and a
 // prefix is the list of its tokens.
 #pragma once
@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "allocator/block_pool.h"
+#include "allocator/pool_blocks.h"
 
 namespace larder::test {
 
@@ -39,7 +39,6 @@ class PoolModel {
   int64_t open_blocks(SessionId session) const;
   int64_t holds(SessionId session) const;
   Blocks held_by(SessionId session) const;
-  bool has_blocks_to_fence(SessionId session) const;
   // The tokens of a published or cached block, from the root.
   const Tokens& prefix(int32_t id) const { return blocks_[id].prefix; }
   BlockState state(int32_t id) const { return blocks_[id].state; }
@@ -52,6 +51,7 @@ class PoolModel {
     bool fenced = false;
     std::map<SessionId, int64_t> holds;
     Tokens prefix;
+    int32_t unit = -1;  // numbers the published ones: the lowest that is not in use
     int64_t last_used_us = 0;
   };
   struct RunningCopy {
@@ -66,6 +66,7 @@ class PoolModel {
   int32_t next_to_evict() const;
   int64_t copies(int32_t id, SessionId session) const;  // of session 0: of all sessions
   bool copy_target(int32_t id) const;
+  int32_t unused_unit() const;
   ErrorCode check_held(SessionId session, BlockRef block) const;
   BlockRef ref(int32_t id) const { return {id, blocks_[id].generation}; }
   void make_free(int32_t id);

@@ -139,7 +139,8 @@ TEST_CASE("used and slack add up to the physical bytes") {
 }
 
 TEST_CASE("a pool of a million blocks is opened in no time and serves blocks quickly") {
-  StateMachine machine({int64_t{1} << 40, {{"a", "salt"}}, 1024});
+  StateMachine machine;
+  machine.apply(two_tenants(int64_t{1} << 40), 0);
   const SessionId session{1};
   const PoolId pool{1};
   const auto start = std::chrono::steady_clock::now();
