@@ -81,6 +81,15 @@ std::string Reading::data(const char* field, capnp::Data::Reader value, size_t m
   return {reinterpret_cast<const char*>(value.begin()), value.size()};
 }
 
+SessionToken Reading::session_token(capnp::Data::Reader value) {
+  SessionToken token{};
+  if (value.size() == token.size())
+    std::memcpy(token.data(), value.begin(), token.size());
+  else
+    refuse("session_token has " + std::to_string(value.size()) + " bytes, not 32");
+  return token;
+}
+
 int64_t Reading::number(const char* field, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return value;
   refuse(std::string(field) + " is " + std::to_string(value) + ", " + std::to_string(min) + " to " +
@@ -190,6 +199,8 @@ void write(wire::GroupLayout::Builder builder, const GroupLayout& layout) {
   builder.setNumBlocks(layout.num_blocks);
   write_numbers(builder.initSegmentBytes(static_cast<uint32_t>(layout.segment_bytes.size())),
                 layout.segment_bytes);
+  builder.setMaxBlocks(layout.max_blocks);
+  builder.setExtentBytes(layout.extent_bytes);
 }
 
 GroupLayout read_group_layout(Reading& reading, wire::GroupLayout::Reader reader) {
@@ -201,6 +212,8 @@ GroupLayout read_group_layout(Reading& reading, wire::GroupLayout::Reader reader
   layout.num_blocks = reader.getNumBlocks();
   layout.segment_bytes =
       reading.numbers("segment_bytes", reader.getSegmentBytes(), kMaxSegmentsPerGroup);
+  layout.max_blocks = reader.getMaxBlocks();
+  layout.extent_bytes = reader.getExtentBytes();
   return layout;
 }
 

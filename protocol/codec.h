@@ -39,6 +39,7 @@ class Reading {
   // ours needs and which would break the logs, the JSON and the metrics that it may end up in.
   std::string text(const char* field, capnp::Text::Reader value, size_t max_bytes = kMaxNameBytes);
   std::string data(const char* field, capnp::Data::Reader value, size_t max_bytes);
+  SessionToken session_token(capnp::Data::Reader value);
   // `value` if it is within [min, max], else min with a refusal.
   int64_t number(const char* field, int64_t value, int64_t min, int64_t max);
   // 0, or a size that an arena may have.
@@ -92,6 +93,14 @@ void write(wire::PoolSpec::Builder builder, const PoolSpec& spec);
 PoolSpec read_pool_spec(Reading& reading, wire::PoolSpec::Reader reader);
 void write(wire::GroupLayout::Builder builder, const GroupLayout& layout);
 GroupLayout read_group_layout(Reading& reading, wire::GroupLayout::Reader reader);
+void write(wire::PoolInfo::Builder to, const PoolInfo& pool);
+PoolInfo read_pool_info(Reading& reading, wire::PoolInfo::Reader from);
+void write(wire::SessionInfo::Builder to, const SessionInfo& session);
+SessionInfo read_session_info(Reading& reading, wire::SessionInfo::Reader from);
+void write(wire::DaemonStatus::Builder to, const DaemonStatus& status);
+DaemonStatus read_status(Reading& reading, wire::DaemonStatus::Reader from);
+void write(wire::TenantInfo::Builder to, const TenantInfo& tenant);
+TenantInfo read_tenant_info(Reading& reading, wire::TenantInfo::Reader from);
 // The message is made printable and cut to kMaxErrorBytes.
 void write(wire::Error::Builder builder, const Status& status);
 // A code outside the enum becomes INTERNAL, and the number is kept in the message.

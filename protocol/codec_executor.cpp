@@ -23,6 +23,13 @@ struct CommandWriter {
     to.setPool(body.pool);
     to.setGroup(body.group);
     write_numbers(to.initSizeBytes(size32(body.size_bytes.size())), body.size_bytes);
+    to.setFirstIndex(body.first_index);
+  }
+  void operator()(const DropExtent& body) {
+    auto to = out.initDropExtent();
+    to.setPool(body.pool);
+    to.setGroup(body.group);
+    to.setIndex(body.index);
   }
   void operator()(const DropPool& body) { out.setDropPool(body.pool); }
   void operator()(const AddSession& body) {
@@ -67,15 +74,6 @@ struct ReportWriter {
     to.setCopy(body.copy);
     write(to.initError(), body.status);
   }
-  void operator()(const Counters& body) {
-    auto rows = out.initCounters(size32(body.pools.size()));
-    for (uint32_t i = 0; i < body.pools.size(); ++i) {
-      rows[i].setPool(body.pools[i].pool);
-      rows[i].setAppendedTokens(body.pools[i].appended_tokens);
-      rows[i].setAttendedRows(body.pools[i].attended_rows);
-      rows[i].setRefusals(body.pools[i].refusals);
-    }
-  }
   void operator()(const BrokenRing& body) {
     auto to = out.initBrokenRing();
     to.setSession(body.session);
@@ -95,7 +93,13 @@ ExecutorCommand read_command(Reading& reading, wire::ExecutorCommand::Reader rea
       const auto from = reader.getAddSegments();
       reading.known_fields_only<wire::AddSegments>("add_segments", from);
       return AddSegments{from.getPool(), from.getGroup(),
-                         reading.numbers("size_bytes", from.getSizeBytes(), kMaxFdsPerMessage)};
+                         reading.numbers("size_bytes", from.getSizeBytes(), kMaxFdsPerMessage),
+                         from.getFirstIndex()};
+    }
+    case wire::ExecutorCommand::DROP_EXTENT: {
+      const auto from = reader.getDropExtent();
+      reading.known_fields_only<wire::DropExtent>("drop_extent", from);
+      return DropExtent{from.getPool(), from.getGroup(), from.getIndex()};
     }
     case wire::ExecutorCommand::DROP_POOL:
       return DropPool{reader.getDropPool()};
@@ -137,17 +141,6 @@ ExecutorCommand read_command(Reading& reading, wire::ExecutorCommand::Reader rea
   return Drain{};
 }
 
-Counters read_counters(Reading& reading, capnp::List<wire::PoolCounters>::Reader from) {
-  Counters counters;
-  counters.pools.resize(reading.count("counters", from.size(), kMaxPools));
-  for (uint32_t i = 0; i < counters.pools.size(); ++i) {
-    reading.known_fields_only<wire::PoolCounters>("counters", from[i]);
-    counters.pools[i] = {from[i].getPool(), from[i].getAppendedTokens(), from[i].getAttendedRows(),
-                         from[i].getRefusals()};
-  }
-  return counters;
-}
-
 ExecutorReport read_report(Reading& reading, wire::ExecutorReport::Reader reader) {
   switch (reader.which()) {
     case wire::ExecutorReport::READY:
@@ -159,8 +152,6 @@ ExecutorReport read_report(Reading& reading, wire::ExecutorReport::Reader reader
       reading.known_fields_only<wire::Copied>("copied", from);
       return Copied{from.getCopy(), read_error(reading, from.getError())};
     }
-    case wire::ExecutorReport::COUNTERS:
-      return read_counters(reading, reader.getCounters());
     case wire::ExecutorReport::BROKEN_RING: {
       const auto from = reader.getBrokenRing();
       reading.known_fields_only<wire::BrokenRing>("broken_ring", from);

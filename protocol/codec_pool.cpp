@@ -70,6 +70,7 @@ void write(wire::GroupSpec::Builder builder, const GroupSpec& spec) {
   } else {
     builder.initOpaque().setBlockBytes(std::get<OpaqueGroup>(spec.kind).block_bytes);
   }
+  builder.setSegmentBytes(spec.segment_bytes);
 }
 
 GroupSpec read_group_spec(Reading& reading, wire::GroupSpec::Reader reader) {
@@ -82,6 +83,7 @@ GroupSpec read_group_spec(Reading& reading, wire::GroupSpec::Reader reader) {
   spec.layout = reading.text("layout", reader.getLayout());
   spec.reserve_block_zero = reader.getReserveBlockZero();
   spec.layer_aliases = reading.numbers("layer_aliases", reader.getLayerAliases(), kMaxLayers);
+  spec.segment_bytes = reader.getSegmentBytes();
   switch (reader.which()) {
     case wire::GroupSpec::ATTENTION:
       spec.kind = read_attention(reading, reader.getAttention());

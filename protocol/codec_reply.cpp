@@ -8,155 +8,6 @@ namespace {
 
 uint32_t size32(size_t size) { return static_cast<uint32_t>(size); }
 
-void write(wire::GroupInfo::Builder to, const GroupInfo& group) {
-  to.setName(group.name);
-  to.setCapacity(group.capacity);
-  to.setFree(group.free);
-  to.setOpen(group.open);
-  to.setPublished(group.published);
-  to.setCached(group.cached);
-  to.setQuarantined(group.quarantined);
-  to.setPhysicalBytes(group.physical_bytes);
-  to.setUsedBytes(group.used_bytes);
-  to.setSlackBytes(group.slack_bytes);
-}
-
-GroupInfo read_group_info(Reading& reading, wire::GroupInfo::Reader from) {
-  reading.known_fields_only<wire::GroupInfo>("group", from);
-  GroupInfo group;
-  group.name = reading.text("group.name", from.getName());
-  group.capacity = from.getCapacity();
-  group.free = from.getFree();
-  group.open = from.getOpen();
-  group.published = from.getPublished();
-  group.cached = from.getCached();
-  group.quarantined = from.getQuarantined();
-  group.physical_bytes = from.getPhysicalBytes();
-  group.used_bytes = from.getUsedBytes();
-  group.slack_bytes = from.getSlackBytes();
-  return group;
-}
-
-void write(wire::PoolInfo::Builder to, const PoolInfo& pool) {
-  to.setPool(pool.pool);
-  to.setTenant(pool.tenant);
-  to.setName(pool.name);
-  to.setModel(pool.model);
-  auto identity = to.initIdentity(size32(pool.identity.size()));
-  for (uint32_t i = 0; i < pool.identity.size(); ++i) {
-    identity[i].setName(pool.identity[i].first);
-    identity[i].setValue(pool.identity[i].second);
-  }
-  to.setNumSessions(pool.num_sessions);
-  auto groups = to.initGroups(size32(pool.groups.size()));
-  for (uint32_t i = 0; i < pool.groups.size(); ++i) write(groups[i], pool.groups[i]);
-  to.setAllocatedBlocksTotal(pool.allocated_blocks_total);
-  to.setEvictedBlocksTotal(pool.evicted_blocks_total);
-  to.setPublishedBlocksTotal(pool.published_blocks_total);
-  to.setLookupTokensTotal(pool.lookup_tokens_total);
-  to.setLookupHitTokensTotal(pool.lookup_hit_tokens_total);
-  to.setAppendedTokensTotal(pool.appended_tokens_total);
-  to.setAttendedRowsTotal(pool.attended_rows_total);
-}
-
-PoolInfo read_pool_info(Reading& reading, wire::PoolInfo::Reader from) {
-  reading.known_fields_only<wire::PoolInfo>("pool", from);
-  PoolInfo pool;
-  pool.pool = from.getPool();
-  pool.tenant = reading.text("tenant", from.getTenant());
-  pool.name = reading.text("pool.name", from.getName());
-  pool.model = reading.text("model", from.getModel());
-  const auto identity = from.getIdentity();
-  pool.identity.resize(reading.count("identity", identity.size(), kMaxIdentityFields));
-  for (uint32_t i = 0; i < pool.identity.size(); ++i) {
-    reading.known_fields_only<wire::Pair>("identity", identity[i]);
-    pool.identity[i] = {
-        reading.text("identity.name", identity[i].getName()),
-        reading.text("identity.value", identity[i].getValue(), kMaxIdentityValueBytes)};
-  }
-  pool.num_sessions = from.getNumSessions();
-  const auto groups = from.getGroups();
-  pool.groups.resize(reading.count("groups", groups.size(), kMaxGroups));
-  for (uint32_t i = 0; i < pool.groups.size(); ++i)
-    pool.groups[i] = read_group_info(reading, groups[i]);
-  pool.allocated_blocks_total = from.getAllocatedBlocksTotal();
-  pool.evicted_blocks_total = from.getEvictedBlocksTotal();
-  pool.published_blocks_total = from.getPublishedBlocksTotal();
-  pool.lookup_tokens_total = from.getLookupTokensTotal();
-  pool.lookup_hit_tokens_total = from.getLookupHitTokensTotal();
-  pool.appended_tokens_total = from.getAppendedTokensTotal();
-  pool.attended_rows_total = from.getAttendedRowsTotal();
-  return pool;
-}
-
-void write(wire::SessionInfo::Builder to, const SessionInfo& session) {
-  to.setSession(session.session);
-  to.setTenant(session.tenant);
-  to.setRole(session.role);
-  to.setClientName(session.client_name);
-  to.setPid(session.pid);
-  to.setUid(session.uid);
-  to.setNumPools(session.num_pools);
-  to.setOpenBlocks(session.open_blocks);
-  to.setHolds(session.holds);
-  to.setMapped(session.mapped);
-  to.setConnectedUs(session.connected_us);
-  to.setClosing(session.closing);
-}
-
-SessionInfo read_session_info(Reading& reading, wire::SessionInfo::Reader from) {
-  reading.known_fields_only<wire::SessionInfo>("session", from);
-  SessionInfo session;
-  session.session = from.getSession();
-  session.tenant = reading.text("tenant", from.getTenant());
-  session.role = reading.text("role", from.getRole());
-  session.client_name = reading.text("client_name", from.getClientName());
-  session.pid = from.getPid();
-  session.uid = from.getUid();
-  session.num_pools = from.getNumPools();
-  session.open_blocks = from.getOpenBlocks();
-  session.holds = from.getHolds();
-  session.mapped = from.getMapped();
-  session.connected_us = from.getConnectedUs();
-  session.closing = from.getClosing();
-  return session;
-}
-
-void write(wire::DaemonStatus::Builder to, const DaemonStatus& status) {
-  to.setVersion(status.version);
-  to.setPid(status.pid);
-  to.setUptimeUs(status.uptime_us);
-  to.setMemoryBytes(status.memory_bytes);
-  to.setPhysicalBytes(status.physical_bytes);
-  to.setNumPools(status.num_pools);
-  to.setNumSessions(status.num_sessions);
-  to.setExecutorPid(status.executor_pid);
-  to.setExecutorRestarts(status.executor_restarts);
-  to.setKeeperPid(status.keeper_pid);
-  to.setKeeperSegments(status.keeper_segments);
-  to.setBackend(status.backend);
-  to.setReady(status.ready);
-}
-
-DaemonStatus read_status(Reading& reading, wire::DaemonStatus::Reader from) {
-  reading.known_fields_only<wire::DaemonStatus>("status", from);
-  DaemonStatus status;
-  status.version = reading.text("version", from.getVersion());
-  status.pid = from.getPid();
-  status.uptime_us = from.getUptimeUs();
-  status.memory_bytes = from.getMemoryBytes();
-  status.physical_bytes = from.getPhysicalBytes();
-  status.num_pools = from.getNumPools();
-  status.num_sessions = from.getNumSessions();
-  status.executor_pid = from.getExecutorPid();
-  status.executor_restarts = from.getExecutorRestarts();
-  status.keeper_pid = from.getKeeperPid();
-  status.keeper_segments = from.getKeeperSegments();
-  status.backend = reading.text("backend", from.getBackend());
-  status.ready = from.getReady();
-  return status;
-}
-
 struct Writer {
   wire::Reply::Builder out;
 
@@ -168,6 +19,7 @@ struct Writer {
     to.setSession(body.session);
     to.setSessionToken(kj::arrayPtr(body.session_token.data(), body.session_token.size()));
     to.setArenaBytes(body.arena_bytes);
+    to.setCacheId(body.cache_id);
   }
   void operator()(const PoolOpened& body) {
     auto to = out.initPoolOpened();
@@ -209,6 +61,17 @@ struct Writer {
     for (uint32_t i = 0; i < body.sessions.size(); ++i) write(sessions[i], body.sessions[i]);
   }
   void operator()(const DaemonStatus& body) { write(out.initStatus(), body); }
+  void operator()(const Resized& body) {
+    auto to = out.initResized();
+    to.setBlocksBefore(body.blocks_before);
+    to.setBlocksAfter(body.blocks_after);
+    to.setBytesBefore(body.bytes_before);
+    to.setBytesAfter(body.bytes_after);
+  }
+  void operator()(const Tenants& body) {
+    auto tenants = out.initTenants(size32(body.tenants.size()));
+    for (uint32_t i = 0; i < body.tenants.size(); ++i) write(tenants[i], body.tenants[i]);
+  }
   void operator()(const Capabilities& body) {
     auto rows = out.initCapabilities(size32(body.rows.size()));
     for (uint32_t i = 0; i < body.rows.size(); ++i) {
@@ -224,14 +87,8 @@ struct Writer {
 
 Connected read_connected(Reading& reading, wire::Connected::Reader from) {
   reading.known_fields_only<wire::Connected>("connected", from);
-  Connected body{from.getVersion(), from.getSession(), {}, from.getArenaBytes()};
-  const auto token = from.getSessionToken();
-  if (token.size() != body.session_token.size()) {
-    reading.refuse("session_token has " + std::to_string(token.size()) + " bytes, not 32");
-    return body;
-  }
-  std::memcpy(body.session_token.data(), token.begin(), body.session_token.size());
-  return body;
+  return {from.getVersion(), from.getSession(), reading.session_token(from.getSessionToken()),
+          from.getArenaBytes(), from.getCacheId()};
 }
 
 PoolOpened read_pool_opened(Reading& reading, wire::PoolOpened::Reader from) {
@@ -288,6 +145,20 @@ Sessions read_sessions(Reading& reading, wire::Sessions::Reader from) {
   return body;
 }
 
+Resized read_resized(Reading& reading, wire::Resized::Reader from) {
+  reading.known_fields_only<wire::Resized>("resized", from);
+  return {from.getBlocksBefore(), from.getBlocksAfter(), from.getBytesBefore(),
+          from.getBytesAfter()};
+}
+
+Tenants read_tenants(Reading& reading, capnp::List<wire::TenantInfo>::Reader from) {
+  Tenants body;
+  body.tenants.resize(reading.count("tenants", from.size(), kMaxTenants));
+  for (uint32_t i = 0; i < body.tenants.size(); ++i)
+    body.tenants[i] = read_tenant_info(reading, from[i]);
+  return body;
+}
+
 Capabilities read_capabilities(Reading& reading, capnp::List<wire::Capability>::Reader from) {
   Capabilities body;
   body.rows.resize(reading.count("capabilities", from.size(), kMaxCapabilities));
@@ -337,26 +208,16 @@ ReplyBody read_body(Reading& reading, wire::Reply::Reader reader) {
       return read_status(reading, reader.getStatus());
     case wire::Reply::CAPABILITIES:
       return read_capabilities(reading, reader.getCapabilities());
+    case wire::Reply::RESIZED:
+      return read_resized(reading, reader.getResized());
+    case wire::Reply::TENANTS:
+      return read_tenants(reading, reader.getTenants());
   }
   reading.refuse("reply kind " + std::to_string(static_cast<int>(reader.which())) + " is unknown");
   return Done{};
 }
 
 }  // namespace
-
-size_t page_bytes(const PoolInfo& pool) {
-  const auto words = [](const std::string& text) { return text.size() / sizeof(capnp::word) + 1; };
-  const auto words_of = [](auto size) {
-    return size.data / capnp::WORDS + size.pointers / capnp::POINTERS;
-  };
-  size_t sum = words_of(capnp::_::structSize<wire::PoolInfo>()) + words(pool.tenant) +
-               words(pool.name) + words(pool.model) + 2;  // one word of header per list
-  for (const auto& [name, value] : pool.identity)
-    sum += words_of(capnp::_::structSize<wire::Pair>()) + words(name) + words(value);
-  for (const GroupInfo& group : pool.groups)
-    sum += words_of(capnp::_::structSize<wire::GroupInfo>()) + words(group.name);
-  return sum * sizeof(capnp::word);
-}
 
 Bytes encode(const Reply& reply) {
   capnp::MallocMessageBuilder builder;

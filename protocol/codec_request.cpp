@@ -43,6 +43,7 @@ struct Writer {
     to.setRole(body.role);
     to.setClientName(body.client_name);
     to.setArenaBytes(body.arena_bytes);
+    to.setNotices(body.notices);
   }
   void operator()(const Goodbye&) { out.setGoodbye(); }
   void operator()(const OpenPool& body) { write(out.initOpenPool(), body.spec); }
@@ -97,14 +98,34 @@ struct Writer {
   void operator()(const ListSessions& body) { out.setListSessions(body.after); }
   void operator()(const GetStatus&) { out.setStatus(); }
   void operator()(const GetCapabilities&) { out.setCapabilities(); }
-  // Only tests send what nobody serves; the name picks the union member.
-  void operator()(const Unserved& body) {
-    if (body.what == "resume") out.initResume();
-    if (body.what == "resizePool") out.initResizePool();
-    if (body.what == "evict") out.initEvict();
-    if (body.what == "setQuota") out.initSetQuota();
-    if (body.what == "registerImport") out.initRegisterImport();
+  void operator()(const Resume& body) {
+    auto to = out.initResume();
+    to.setSessionToken(kj::arrayPtr(body.session_token.data(), body.session_token.size()));
+    to.setMinVersion(body.min_version);
+    to.setMaxVersion(body.max_version);
+    to.setCacheId(body.cache_id);
+    to.setNotices(body.notices);
   }
+  void operator()(const ResizePool& body) {
+    auto to = out.initResizePool();
+    to.setPool(body.pool);
+    to.setGroup(body.group);
+    to.setNumBlocks(body.num_blocks);
+  }
+  void operator()(const Evict& body) {
+    auto to = out.initEvict();
+    to.setPool(body.pool);
+    to.setNumBlocks(body.num_blocks);
+  }
+  void operator()(const SetQuota& body) {
+    auto to = out.initSetQuota();
+    to.setTenant(body.tenant);
+    to.setGuaranteedBytes(body.guaranteed_bytes);
+    to.setMaximumBytes(body.maximum_bytes);
+  }
+  void operator()(const ListTenants&) { out.setListTenants(); }
+  // Only tests send what nobody serves.
+  void operator()(const Unserved&) { out.initRegisterImport(); }
 };
 
 Connect read_connect(Reading& reading, wire::Connect::Reader reader) {
@@ -117,7 +138,32 @@ Connect read_connect(Reading& reading, wire::Connect::Reader reader) {
   body.role = reading.text("role", reader.getRole());
   body.client_name = reading.text("client_name", reader.getClientName());
   body.arena_bytes = reading.arena_bytes(reader.getArenaBytes());
+  body.notices = reader.getNotices();
   return body;
+}
+
+Resume read_resume(Reading& reading, wire::Resume::Reader reader) {
+  reading.known_fields_only<wire::Resume>("resume", reader);
+  return {reading.session_token(reader.getSessionToken()), reader.getMinVersion(),
+          reader.getMaxVersion(), reader.getCacheId(), reader.getNotices()};
+}
+
+ResizePool read_resize(Reading& reading, wire::ResizePool::Reader reader) {
+  reading.known_fields_only<wire::ResizePool>("resize_pool", reader);
+  return {reader.getPool(), reader.getGroup(),
+          reading.number("num_blocks", reader.getNumBlocks(), 0, INT64_MAX)};
+}
+
+Evict read_evict(Reading& reading, wire::Evict::Reader reader) {
+  reading.known_fields_only<wire::Evict>("evict", reader);
+  return {reader.getPool(), reading.number("num_blocks", reader.getNumBlocks(), 0, INT64_MAX)};
+}
+
+SetQuota read_set_quota(Reading& reading, wire::SetQuota::Reader reader) {
+  reading.known_fields_only<wire::SetQuota>("set_quota", reader);
+  return {reading.text("tenant", reader.getTenant()),
+          reading.number("guaranteed_bytes", reader.getGuaranteedBytes(), 0, INT64_MAX),
+          reading.number("maximum_bytes", reader.getMaximumBytes(), 0, INT64_MAX)};
 }
 
 Publish read_publish(Reading& reading, wire::Publish::Reader reader) {
@@ -200,13 +246,15 @@ RequestBody read_body(Reading& reading, wire::Request::Reader reader) {
     case wire::Request::CAPABILITIES:
       return GetCapabilities{};
     case wire::Request::RESUME:
-      return Unserved{"resume"};
+      return read_resume(reading, reader.getResume());
     case wire::Request::RESIZE_POOL:
-      return Unserved{"resizePool"};
+      return read_resize(reading, reader.getResizePool());
     case wire::Request::EVICT:
-      return Unserved{"evict"};
+      return read_evict(reading, reader.getEvict());
     case wire::Request::SET_QUOTA:
-      return Unserved{"setQuota"};
+      return read_set_quota(reading, reader.getSetQuota());
+    case wire::Request::LIST_TENANTS:
+      return ListTenants{};
     case wire::Request::REGISTER_IMPORT:
       return Unserved{"registerImport"};
   }
@@ -222,6 +270,7 @@ Bytes encode(const Request& request) {
   auto out = builder.initRoot<wire::Request>();
   out.setId(request.id);
   out.setDeadlineUs(request.deadline_us);
+  out.setAnsweredBelow(request.answered_below);
   std::visit(Writer{out}, request.body);
   return finish(builder);
 }
@@ -233,10 +282,14 @@ DecodedRequest decode_request(std::span<const std::byte> bytes) {
     Reading reading;
     request.id = reader.getId();
     request.deadline_us = reader.getDeadlineUs();
+    request.answered_below = reader.getAnsweredBelow();
     reading.known_fields_only<wire::Request>("request", reader);
     if (request.deadline_us > kMaxDeadlineUs)
       reading.refuse("deadline_us is " + std::to_string(request.deadline_us) + ", at most " +
                      std::to_string(kMaxDeadlineUs) + " is allowed");
+    if (request.answered_below > request.id)
+      reading.refuse("answered_below is " + std::to_string(request.answered_below) +
+                     ", at most the request's id " + std::to_string(request.id) + " is allowed");
     request.body = read_body(reading, reader);
     return reading.status();
   });

@@ -11,18 +11,25 @@
 namespace larder::protocol {
 
 // Commands: what the executor must know to serve the rings, and work that larderd orders itself.
-// fds: the ownership table, 8 bytes per block; then, for centred keys, the key offsets, float32
-// [num_layers, num_kv_heads, k_dim] (in the spec they are empty).
+// fds: the ownership table, 8 bytes per block; the pool's counters (daemon/pool_store.h); then, for
+// centred keys, the key offsets, float32 [num_layers, num_kv_heads, k_dim] (in the spec they are
+// empty).
 struct AddGroup {
   uint64_t pool = 0;
   uint32_t group = 0;
   GroupSpec spec;
   GroupLayout layout;
 };
-struct AddSegments {  // one fd per size, in mapping order
+struct AddSegments {  // one fd per size, one extent after the other
   uint64_t pool = 0;
   uint32_t group = 0;
   std::vector<int64_t> size_bytes;
+  uint32_t first_index = 0;
+};
+struct DropExtent {  // nobody uses it any more
+  uint64_t pool = 0;
+  uint32_t group = 0;
+  uint32_t index = 0;
 };
 struct DropPool {
   uint64_t pool = 0;
@@ -57,7 +64,7 @@ struct CopyBlocks {  // answered with Copied; may be run twice
   std::vector<int32_t> to;
 };
 using ExecutorCommand = std::variant<AddGroup, AddSegments, DropPool, AddSession, AttachPool,
-                                     DetachPool, DropSession, Drain, CopyBlocks>;
+                                     DetachPool, DropSession, Drain, CopyBlocks, DropExtent>;
 
 struct Ready {};  // the executor serves
 struct Drained {
@@ -67,20 +74,11 @@ struct Copied {
   uint64_t copy = 0;
   Status status;
 };
-struct PoolCounters {  // since the executor's start, summed over layers
-  uint64_t pool = 0;
-  uint64_t appended_tokens = 0;
-  uint64_t attended_rows = 0;
-  uint64_t refusals = 0;
-};
-struct Counters {
-  std::vector<PoolCounters> pools;
-};
 struct BrokenRing {  // the session's ring indices make no sense: it is not served any more
   uint64_t session = 0;
   std::string message;
 };
-using ExecutorReport = std::variant<Ready, Drained, Copied, Counters, BrokenRing>;
+using ExecutorReport = std::variant<Ready, Drained, Copied, BrokenRing>;
 
 Bytes encode(const ExecutorCommand& command);
 Bytes encode(const ExecutorReport& report);

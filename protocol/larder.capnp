@@ -1,10 +1,10 @@
 @0xb7c3a1f29d5e8046;
-# The wire schema: control messages between clients, larderd and the executor.
+# The wire schema: messages between clients, larderd and the executor.
 #
 # One message and its file descriptors travel together on a SOCK_SEQPACKET Unix socket. The plain
 # structs that the rest of the code uses are in messages.h, with every limit that is checked.
-# Fields are only ever added, at the end; a message that sets a field which the receiver does not
-# know is refused, so a sender must not use what the negotiated version does not have.
+# Fields are only ever added, at the end. A message that sets a field which the receiver does not
+# know is refused: a sender uses only what the negotiated version has.
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("larder::wire");
@@ -19,19 +19,9 @@ struct ArenaRange {           # a range of the session's arena, copied before it
   count @1 :UInt64;           # elements, not bytes
 }
 
-struct TokenList {            # token ids, int32
-  union {
-    inline @0 :List(Int32);
-    arena @1 :ArenaRange;
-  }
-}
-
-struct FloatList {
-  union {
-    inline @0 :List(Float32);
-    arena @1 :ArenaRange;
-  }
-}
+# Token ids.
+struct TokenList { union { inline @0 :List(Int32); arena @1 :ArenaRange; } }
+struct FloatList { union { inline @0 :List(Float32); arena @1 :ArenaRange; } }
 
 struct Pair { name @0 :Text; value @1 :Text; }
 
@@ -49,7 +39,7 @@ struct AttentionGroup {
   kScales @8 :List(Float64);  # empty: 1; one: all layers; else one per layer
   vScales @9 :List(Float64);
   windowTokens @10 :Int32;    # -1: full attention
-  keyOffsets @11 :FloatList;  # [num_layers, num_kv_heads, k_dim] of the centred transforms, else empty
+  keyOffsets @11 :FloatList;  # [num_layers, num_kv_heads, k_dim] if centred, else empty
 }
 
 struct MlaGroup {
@@ -66,7 +56,7 @@ struct GroupSpec {
   name @0 :Text;
   blockTokens @1 :Int32;
   numBlocks @2 :Int64;
-  maxBlocks @3 :Int64;        # 0: numBlocks, the pool does not grow
+  maxBlocks @3 :Int64;        # 0 or numBlocks: the pool has a fixed size; more: it grows up to this
   layout @4 :Text;            # "BLHNC" or "LBHNC"
   reserveBlockZero @5 :Bool;
   layerAliases @6 :List(Int32);  # empty, or for each layer the layer whose memory it uses
@@ -75,6 +65,7 @@ struct GroupSpec {
     mla @8 :MlaGroup;
     opaque @9 :OpaqueGroup;
   }
+  segmentBytes @10 :Int64;    # of every extent; 0: larderd chooses
 }
 
 struct PoolSpec {
@@ -87,12 +78,17 @@ struct GroupLayout {
   blockBytes @0 :Int64;
   blockStrideBytes @1 :Int64;
   layerStrideBytes @2 :Int64;
-  numBlocks @3 :Int64;
-  segmentBytes @4 :List(Int64);   # in mapping order
+  numBlocks @3 :Int64;            # of a pool of fixed size; of one that grows: at its creation
+  segmentBytes @4 :List(Int64);   # in mapping order; of a pool that grows: all up to maxBlocks
+  maxBlocks @5 :Int64;            # ids go up to this; 0: numBlocks, a fixed size
+  extentBytes @6 :Int64;          # of every segment but a last, shorter one
 }
 
 # ---------------------------------------------------------------------------------- requests
 
+# The ids of a session's requests increase and are never used again, over a resume neither. A
+# request that is sent again after a resume bears its old id: it is done once, and answered as it
+# was. Resume itself bears id 0.
 struct Request {
   id @0 :UInt64;              # chosen by the client, comes back in the Reply
   deadlineUs @1 :UInt64;      # from receipt; 0: none
@@ -112,13 +108,15 @@ struct Request {
     listSessions @14 :UInt64;     # after this session id; 0: from the first
     status @15 :Void;
     capabilities @16 :Void;
-    # Served by nobody yet: answered UNSUPPORTED with a sentence.
-    resume @17 :Resume;
+    resume @17 :Resume;           # instead of connect, as the first request of a connection
     resizePool @18 :ResizePool;
     evict @19 :Evict;
     setQuota @20 :SetQuota;
+    # Served by nobody yet: answered UNSUPPORTED with a sentence.
     registerImport @21 :RegisterImport;
+    listTenants @23 :Void;
   }
+  answeredBelow @22 :UInt64;  # the client has the replies to all ids below: larderd forgets them
 }
 
 struct Connect {
@@ -129,8 +127,10 @@ struct Connect {
   role @4 :Text;              # "read", "append", "admin"
   clientName @5 :Text;
   arenaBytes @6 :UInt64;      # 0: no arena, no on-request calls
+  notices @7 :Bool;           # the client reads a notice socket (struct Notice)
 }
 
+# Answered with size 0 and no fd for an extent of a growing pool that is not there.
 struct OpenSegments { pool @0 :UInt64; group @1 :UInt32; first @2 :UInt32; count @3 :UInt32; }
 struct Allocate {
   pool @0 :UInt64;
@@ -139,13 +139,18 @@ struct Allocate {
   totalBlocks @3 :Int64;      # this part of a long request and those to come; 0: numBlocks
 }
 struct BlockList { pool @0 :UInt64; group @1 :UInt32; blocks @2 :List(Block); }
+# Publish and Lookup in a pool with several groups count in units: one unit is as many tokens as the
+# least common multiple of all groups' blockTokens. The lists of blocks, of the requests and of the
+# replies, are those of the first group for all n units, then those of the second, and so on; a
+# group has unit / blockTokens blocks a unit, an opaque group one. Id -1 stands where a windowed or
+# an opaque group has no block. In a pool with one group a unit is a block.
 struct Publish {
   pool @0 :UInt64;
   adapter @1 :Text;
   tokens @2 :TokenList;
   blocks @3 :List(Block);
-  extra @4 :List(Data);       # empty, or one entry per block of the token list
-  firstBlock @5 :Int64;       # blocks[0] is this block of the token list; those before are published
+  extra @4 :List(Data);       # empty, or one entry per unit of the token list
+  firstBlock @5 :Int64;       # the unit that blocks begin with; those before are published
 }
 struct Lookup {
   pool @0 :UInt64;
@@ -153,13 +158,27 @@ struct Lookup {
   tokens @2 :TokenList;
   extra @3 :List(Data);
   hold @4 :Bool;
-  firstBlock @5 :Int64;       # look from this block of the token list on
+  firstBlock @5 :Int64;       # look from this unit of the token list on
 }
 struct Copy { pool @0 :UInt64; group @1 :UInt32; from @2 :List(Block); to @3 :List(Block); }
-struct Resume { sessionToken @0 :Data; }
+# The session goes on over another connection: it holds what it held. Answered with connected, the
+# same session and token, and no fds but the notice socket: the arena and its eventfd are those that
+# the client has. Refused with STALE_SESSION (the sentence says why), PERMISSION_DENIED,
+# SHUTTING_DOWN, or UNSUPPORTED versions.
+struct Resume {
+  sessionToken @0 :Data;
+  minVersion @1 :UInt32;
+  maxVersion @2 :UInt32;
+  cacheId @3 :UInt64;         # as in Connected: another cache has none of the session's blocks
+  notices @4 :Bool;           # as in Connect
+}
 struct ResizePool { pool @0 :UInt64; group @1 :UInt32; numBlocks @2 :Int64; }
-struct Evict { pool @0 :UInt64; numBlocks @1 :Int64; }
-struct SetQuota { tenant @0 :Text; guaranteedBytes @1 :Int64; maximumBytes @2 :Int64; }
+struct Evict { pool @0 :UInt64; numBlocks @1 :Int64; }          # until so many blocks are free again
+struct SetQuota {
+  tenant @0 :Text;
+  guaranteedBytes @1 :Int64;
+  maximumBytes @2 :Int64;     # 0: no maximum
+}
 struct RegisterImport { sizeBytes @0 :UInt64; }
 
 # ----------------------------------------------------------------------------------- replies
@@ -170,9 +189,9 @@ struct Reply {
   union {
     error @2 :Error;
     done @3 :Void;
-    connected @4 :Connected;      # fds: arena memfd, wake-up eventfd (where there is an arena)
+    connected @4 :Connected;      # fds: arena memfd and eventfd where there is one, notice socket
     poolOpened @5 :PoolOpened;
-    segments @6 :List(Int64);     # sizes in bytes; fds: one per size
+    segments @6 :List(Int64);     # sizes in bytes; fds: one per size that is not 0
     blocks @7 :List(Block);
     published @8 :Published;
     prefix @9 :Prefix;
@@ -180,6 +199,8 @@ struct Reply {
     sessions @11 :Sessions;
     status @12 :DaemonStatus;
     capabilities @13 :List(Capability);
+    resized @14 :Resized;         # to resizePool and evict
+    tenants @15 :List(TenantInfo);
   }
 }
 
@@ -189,6 +210,7 @@ struct Connected {
   session @1 :UInt64;
   sessionToken @2 :Data;      # proves the session to a restarted daemon
   arenaBytes @3 :UInt64;
+  cacheId @4 :UInt64;         # changes only when larderd and its keeper were lost together
 }
 struct PoolOpened {
   pool @0 :UInt64;
@@ -199,6 +221,21 @@ struct Published { keys @0 :Data; blocks @1 :List(Block); }   # 32 bytes of key 
 struct Pools { pools @0 :List(PoolInfo); more @1 :Bool; }
 struct Sessions { sessions @0 :List(SessionInfo); more @1 :Bool; }
 struct Prefix { hitTokens @0 :Int64; blocks @1 :List(Block); }
+# To evict: the cached blocks, and the same bytes before and after.
+struct Resized {
+  blocksBefore @0 :Int64;
+  blocksAfter @1 :Int64;
+  bytesBefore @2 :Int64;
+  bytesAfter @3 :Int64;
+}
+struct TenantInfo {
+  name @0 :Text;
+  guaranteedBytes @1 :Int64;
+  maximumBytes @2 :Int64;     # 0: no maximum
+  usedBytes @3 :Int64;
+  evictableBytes @4 :Int64;
+  leavingBytes @5 :Int64;     # in segments that sessions have not unmapped yet
+}
 
 struct GroupInfo {
   name @0 :Text;
@@ -211,6 +248,14 @@ struct GroupInfo {
   physicalBytes @7 :Int64;
   usedBytes @8 :Int64;
   slackBytes @9 :Int64;
+  maxBlocks @10 :Int64;
+  evictable @11 :Int64;       # blocks
+  leavingBytes @12 :Int64;    # in segments that sessions have not unmapped yet
+  # Of the quarantined blocks, by what must be waited for.
+  quarantinedPidfd @13 :Int64;
+  quarantinedMps @14 :Int64;
+  quarantinedUnprovable @15 :Int64;
+  quarantinedExecutorOnly @16 :Int64;
 }
 struct PoolInfo {
   pool @0 :UInt64;
@@ -241,6 +286,9 @@ struct SessionInfo {
   mapped @9 :Bool;            # has asked for segments
   connectedUs @10 :UInt64;    # since the connection
   closing @11 :Bool;          # the connection is gone, its process may still write
+  fence @12 :Text;            # "pidfd", "mps", "unprovable", "executor_only"
+  absent @13 :Bool;           # larderd has restarted, and the client has not come back yet
+  pendingUnmapBytes @14 :Int64;  # of unmap notices that have not been acknowledged
 }
 struct DaemonStatus {
   version @0 :Text;
@@ -256,6 +304,14 @@ struct DaemonStatus {
   keeperSegments @10 :Int64;
   backend @11 :Text;          # "host"
   ready @12 :Bool;
+  bootId @13 :UInt64;
+  cacheId @14 :UInt64;
+  journalBytes @15 :UInt64;
+  journalRecords @16 :UInt64;
+  checkpoints @17 :UInt64;
+  recoveredSessions @18 :Int64;  # at this start
+  recoveredPools @19 :Int64;
+  notReady @20 :Text;         # why; empty when ready
 }
 struct Capability {
   op @0 :Text;
@@ -266,11 +322,24 @@ struct Capability {
   dimMax @5 :Int32;
 }
 
+# ---------------------------------------------------------------- the notice socket
+#
+# On the notice socket: larderd sends Notice, the client answers an unmap with NoticeAck.
+
+struct Notice {
+  union {
+    unmap @0 :Unmap;          # the client unmaps this segment, then acknowledges
+    shuttingDown @1 :Void;    # larderd ends by itself
+  }
+}
+struct Unmap { pool @0 :UInt64; group @1 :UInt32; index @2 :UInt32; }
+struct NoticeAck { pool @0 :UInt64; group @1 :UInt32; index @2 :UInt32; }
+
 # ---------------------------------------------------------------------- larderd and executor
 
 struct ExecutorCommand {
   union {
-    addGroup @0 :AddGroup;          # fds: the ownership table
+    addGroup @0 :AddGroup;          # fds: see executor_messages.h
     addSegments @1 :AddSegments;    # fds: one per size
     dropPool @2 :UInt64;
     addSession @3 :AddSession;      # fds: arena memfd, eventfd
@@ -279,6 +348,7 @@ struct ExecutorCommand {
     dropSession @6 :UInt64;
     drain @7 :Drain;
     copy @8 :CopyBlocks;
+    dropExtent @9 :DropExtent;
   }
 }
 struct AddGroup {
@@ -287,7 +357,13 @@ struct AddGroup {
   spec @2 :GroupSpec;
   layout @3 :GroupLayout;
 }
-struct AddSegments { pool @0 :UInt64; group @1 :UInt32; sizeBytes @2 :List(Int64); }
+struct AddSegments {
+  pool @0 :UInt64;
+  group @1 :UInt32;
+  sizeBytes @2 :List(Int64);
+  firstIndex @3 :UInt32;            # position of the first one in the group's address range
+}
+struct DropExtent { pool @0 :UInt64; group @1 :UInt32; index @2 :UInt32; }
 struct AddSession {
   session @0 :UInt64;
   arenaBytes @1 :UInt64;
@@ -308,15 +384,8 @@ struct ExecutorReport {
     ready @0 :Void;
     drained @1 :UInt64;             # ticket
     copied @2 :Copied;
-    counters @3 :List(PoolCounters);
-    brokenRing @4 :BrokenRing;      # the session's ring indices make no sense
+    brokenRing @3 :BrokenRing;      # the session's ring indices make no sense
   }
 }
 struct Copied { copy @0 :UInt64; error @1 :Error; }
-struct PoolCounters {               # since the executor's start
-  pool @0 :UInt64;
-  appendedTokens @1 :UInt64;
-  attendedRows @2 :UInt64;
-  refusals @3 :UInt64;
-}
 struct BrokenRing { session @0 :UInt64; message @1 :Text; }

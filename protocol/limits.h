@@ -35,7 +35,9 @@ inline constexpr size_t kMaxFloatsInArena = size_t{4} << 20;
 inline constexpr size_t kMaxExtraBytesPerBlock = 1024;
 
 inline constexpr size_t kMaxSessions = 1024;
-inline constexpr size_t kMaxSessionsPerPage = 256;
+inline constexpr size_t kMaxSessionsPerPage = 192;
+inline constexpr size_t kMaxFenceBytes = 32;
+inline constexpr size_t kMaxTenants = 512;  // one reply names them all
 inline constexpr size_t kMaxPools = 1024;
 // Pools differ in size: a page takes pools while the sum of their page_bytes() stays within this.
 inline constexpr size_t kMaxPoolPageBytes = kMaxMessageBytes - 1024;

@@ -66,6 +66,7 @@ struct GroupSpec {
   bool reserve_block_zero = false;
   std::vector<int32_t> layer_aliases;
   std::variant<AttentionGroup, MlaGroup, OpaqueGroup> kind;
+  int64_t segment_bytes = 0;
 };
 struct PoolSpec {
   std::string name;
@@ -78,6 +79,11 @@ struct GroupLayout {
   int64_t layer_stride_bytes = 0;
   int64_t num_blocks = 0;
   std::vector<int64_t> segment_bytes;
+  int64_t max_blocks = 0;
+  int64_t extent_bytes = 0;
+
+  // How many block ids there are, whether their memory is there or not.
+  int64_t num_ids() const { return max_blocks > num_blocks ? max_blocks : num_blocks; }
 };
 
 // -------------------------------------------------------------------------------------- requests
@@ -90,6 +96,15 @@ struct Connect {
   std::string role;
   std::string client_name;
   uint64_t arena_bytes = 0;
+  bool notices = false;
+};
+using SessionToken = std::array<uint8_t, 32>;
+struct Resume {
+  SessionToken session_token = {};
+  uint32_t min_version = 0;
+  uint32_t max_version = 0;
+  uint64_t cache_id = 0;
+  bool notices = false;
 };
 struct Goodbye {};
 struct OpenPool {
@@ -118,6 +133,9 @@ struct Release {
   uint32_t group = 0;
   std::vector<Block> blocks;
 };
+// The blocks of Publish, Published and Prefix are those of the first group for all units, then
+// those of the second, and so on; id -1 where a windowed or opaque group has none. One group: a
+// unit is a block. See larder.capnp.
 struct Publish {
   uint64_t pool = 0;
   std::string adapter;
@@ -148,18 +166,35 @@ struct ListSessions {
 };
 struct GetStatus {};
 struct GetCapabilities {};
+struct ResizePool {
+  uint64_t pool = 0;
+  uint32_t group = 0;
+  int64_t num_blocks = 0;
+};
+struct Evict {
+  uint64_t pool = 0;
+  int64_t num_blocks = 0;
+};
+struct SetQuota {
+  std::string tenant;
+  int64_t guaranteed_bytes = 0;
+  int64_t maximum_bytes = 0;  // 0: no maximum
+};
+struct ListTenants {};
 // A request that the schema has and no build serves yet.
 struct Unserved {
-  std::string what;  // "resume", "evict", ...
+  std::string what;  // "registerImport"
 };
 
-using RequestBody = std::variant<Connect, Goodbye, OpenPool, ClosePool, DestroyPool, OpenSegments,
-                                 Allocate, Release, Publish, Lookup, Copy, ListPools, ListSessions,
-                                 GetStatus, GetCapabilities, Unserved>;
+using RequestBody =
+    std::variant<Connect, Goodbye, OpenPool, ClosePool, DestroyPool, OpenSegments, Allocate,
+                 Release, Publish, Lookup, Copy, ListPools, ListSessions, GetStatus,
+                 GetCapabilities, Resume, ResizePool, Evict, SetQuota, ListTenants, Unserved>;
 struct Request {
   uint64_t id = 0;
   uint64_t deadline_us = 0;
   RequestBody body;
+  uint64_t answered_below = 0;  // at most id
 };
 
 // --------------------------------------------------------------------------------------- replies
@@ -168,8 +203,9 @@ struct Done {};
 struct Connected {
   uint32_t version = 0;
   uint64_t session = 0;
-  std::array<uint8_t, 32> session_token = {};
+  SessionToken session_token = {};
   uint64_t arena_bytes = 0;
+  uint64_t cache_id = 0;
 };
 struct PoolOpened {
   uint64_t pool = 0;
@@ -177,7 +213,7 @@ struct PoolOpened {
   std::vector<GroupLayout> groups;
 };
 struct Segments {
-  std::vector<int64_t> size_bytes;  // one fd each
+  std::vector<int64_t> size_bytes;  // one fd for each that is not 0
 };
 struct Blocks {
   std::vector<Block> blocks;
@@ -204,6 +240,13 @@ struct GroupInfo {
   int64_t physical_bytes = 0;
   int64_t used_bytes = 0;
   int64_t slack_bytes = 0;
+  int64_t max_blocks = 0;
+  int64_t evictable = 0;
+  int64_t leaving_bytes = 0;
+  int64_t quarantined_pidfd = 0;
+  int64_t quarantined_mps = 0;
+  int64_t quarantined_unprovable = 0;
+  int64_t quarantined_executor_only = 0;
 };
 struct PoolInfo {
   uint64_t pool = 0;
@@ -238,6 +281,9 @@ struct SessionInfo {
   bool mapped = false;
   uint64_t connected_us = 0;
   bool closing = false;
+  std::string fence = {};
+  bool absent = false;
+  int64_t pending_unmap_bytes = 0;
 };
 struct Sessions {
   std::vector<SessionInfo> sessions;
@@ -257,6 +303,14 @@ struct DaemonStatus {
   int64_t keeper_segments = 0;
   std::string backend;
   bool ready = false;
+  uint64_t boot_id = 0;
+  uint64_t cache_id = 0;
+  uint64_t journal_bytes = 0;
+  uint64_t journal_records = 0;
+  uint64_t checkpoints = 0;
+  int64_t recovered_sessions = 0;
+  int64_t recovered_pools = 0;
+  std::string not_ready = {};
 };
 struct Capability {
   std::string op;
@@ -269,10 +323,28 @@ struct Capability {
 struct Capabilities {
   std::vector<Capability> rows;
 };
+struct Resized {
+  int64_t blocks_before = 0;
+  int64_t blocks_after = 0;
+  int64_t bytes_before = 0;
+  int64_t bytes_after = 0;
+};
+struct TenantInfo {
+  std::string name;
+  int64_t guaranteed_bytes = 0;
+  int64_t maximum_bytes = 0;
+  int64_t used_bytes = 0;
+  int64_t evictable_bytes = 0;
+  int64_t leaving_bytes = 0;
+};
+struct Tenants {
+  std::vector<TenantInfo> tenants;
+};
 
 // A Status in a Reply is a refusal.
-using ReplyBody = std::variant<Status, Done, Connected, PoolOpened, Segments, Blocks, Published,
-                               Prefix, Pools, Sessions, DaemonStatus, Capabilities>;
+using ReplyBody =
+    std::variant<Status, Done, Connected, PoolOpened, Segments, Blocks, Published, Prefix, Pools,
+                 Sessions, DaemonStatus, Capabilities, Resized, Tenants>;
 struct Reply {
   uint64_t id = 0;
   uint64_t boot_id = 0;

@@ -1,4 +1,4 @@
-// Any bytes through all four decoders: each is refused with a sentence, or becomes a message that
+// Any bytes through all decoders: each is refused with a sentence, or becomes a message that
 // encodes and decodes to the same bytes from then on.
 #include <span>
 
@@ -6,6 +6,7 @@
 #include "protocol/executor_messages.h"
 #include "protocol/limits.h"
 #include "protocol/messages.h"
+#include "protocol/notices.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/protocol/any_message.h"
 
@@ -23,6 +24,13 @@ Result<ExecutorCommand> decode(std::span<const std::byte> bytes, const ExecutorC
 }
 Result<ExecutorReport> decode(std::span<const std::byte> bytes, const ExecutorReport*) {
   return decode_report(bytes);
+}
+
+Result<Notice> decode(std::span<const std::byte> bytes, const Notice*) {
+  return decode_notice(bytes);
+}
+Result<NoticeAck> decode(std::span<const std::byte> bytes, const NoticeAck*) {
+  return decode_notice_ack(bytes);
 }
 
 template <typename Message>
@@ -63,6 +71,10 @@ std::vector<Input> corpus(std::mt19937_64& engine) {
   add<Reply>(inputs, filler, std::variant_size_v<ReplyBody>);
   add<ExecutorCommand>(inputs, filler, std::variant_size_v<ExecutorCommand>);
   add<ExecutorReport>(inputs, filler, std::variant_size_v<ExecutorReport>);
+  add<Notice>(inputs, filler, std::variant_size_v<Notice>);
+  const Bytes ack = encode(NoticeAck{1, 2, 3});
+  const auto* data = reinterpret_cast<const uint8_t*>(ack.data());
+  inputs.emplace_back(data, data + ack.size());
   return inputs;
 }
 
@@ -75,5 +87,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::check<protocol::Reply>(bytes);
   fuzz::check<protocol::ExecutorCommand>(bytes);
   fuzz::check<protocol::ExecutorReport>(bytes);
+  fuzz::check<protocol::Notice>(bytes);
+  fuzz::check<protocol::NoticeAck>(bytes);
   return 0;
 }

@@ -22,6 +22,7 @@
 #include "protocol/executor_messages.h"
 #include "protocol/limits.h"
 #include "protocol/messages.h"
+#include "protocol/notices.h"
 
 namespace larder::test {
 
@@ -120,13 +121,31 @@ class Filler {
     fill_fields(value);
     value.to.resize(value.from.size());
   }
-  void fill(protocol::Unserved& value) {
-    value.what = std::array<const char*, 5>{"resume", "resizePool", "evict", "setQuota",
-                                            "registerImport"}[below(5)];
+  void fill(protocol::ResizePool& value) {
+    fill_fields(value);
+    value.num_blocks &= std::numeric_limits<int64_t>::max();
   }
+  void fill(protocol::Evict& value) {
+    fill_fields(value);
+    value.num_blocks &= std::numeric_limits<int64_t>::max();
+  }
+  void fill(protocol::SetQuota& value) {
+    fill_fields(value);
+    value.guaranteed_bytes &= std::numeric_limits<int64_t>::max();
+    value.maximum_bytes &= std::numeric_limits<int64_t>::max();
+  }
+  void fill(protocol::Unmap& value) { fill_segment(value); }
+  void fill(protocol::NoticeAck& value) { fill_segment(value); }
+  void fill(protocol::Unserved& value) { value.what = "registerImport"; }
   void fill(protocol::Request& value) {
     fill_fields(value);
     value.deadline_us = below(protocol::kMaxDeadlineUs + 1);
+    value.answered_below %=
+        value.id == std::numeric_limits<uint64_t>::max() ? value.id : value.id + 1;
+  }
+  void fill(protocol::SessionInfo& value) {
+    fill_fields(value);
+    value.fence = value.fence.substr(0, value.fence.size() > 60 ? 32 : 0);
   }
   void fill(protocol::Capability& value) {
     max_text_bytes_ = protocol::kMaxCapabilityTextBytes;
@@ -158,6 +177,13 @@ class Filler {
   template <typename T>
   void fill_fields(T& value) {
     boost::pfr::for_each_field(value, [this](auto& field) { fill(field); });
+  }
+
+  template <typename T>
+  void fill_segment(T& value) {
+    fill_fields(value);
+    value.group = static_cast<uint32_t>(below(protocol::kMaxGroups));
+    value.index = static_cast<uint32_t>(below(protocol::kMaxSegmentsPerGroup));
   }
 
   std::mt19937_64 engine_;

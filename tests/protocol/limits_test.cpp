@@ -8,6 +8,7 @@
 
 #include "protocol/executor_messages.h"
 #include "protocol/messages.h"
+#include "protocol/notices.h"
 
 namespace larder::protocol {
 namespace {
@@ -20,7 +21,8 @@ Status status_of_reply(ReplyBody body) {
   return decode_reply(encode(Reply{1, 2, std::move(body)})).status();
 }
 Status status_of_command(ExecutorCommand body) { return decode_command(encode(body)).status(); }
-Status status_of_report(ExecutorReport body) { return decode_report(encode(body)).status(); }
+Status status_of_notice(Notice body) { return decode_notice(encode(body)).status(); }
+Status status_of_ack(NoticeAck body) { return decode_notice_ack(encode(body)).status(); }
 
 void check_refused(const Status& status, const std::string& field, int64_t value, int64_t limit) {
   CAPTURE(status.to_string());
@@ -92,6 +94,8 @@ TEST_CASE("names have at most 128 bytes") {
   });
   limited("adapter", [](auto s) { return status_of(Publish{1, s, {}, {}, {}, 0}); });
   limited("adapter", [](auto s) { return status_of(Lookup{1, s, {}, {}, false, 0}); });
+  limited("tenant", [](auto s) { return status_of(SetQuota{s, 0, 0}); });
+  limited("tenant.name", [](auto s) { return status_of_reply(Tenants{{{s, 0, 0, 0, 0, 0}}}); });
   limited("version", [](auto s) {
     DaemonStatus d;
     d.version = s;
@@ -105,6 +109,16 @@ TEST_CASE("names have at most 128 bytes") {
 }
 
 TEST_CASE("other texts have limits of their own") {
+  check_limit("fence", kMaxFenceBytes, [](size_t n) {
+    SessionInfo session;
+    session.fence = text(n);
+    return status_of_reply(Sessions{{session}, false});
+  });
+  check_limit("not_ready", kMaxErrorBytes, [](size_t n) {
+    DaemonStatus status;
+    status.not_ready = text(n);
+    return status_of_reply(status);
+  });
   check_limit("identity.value", kMaxIdentityValueBytes, [](size_t n) {
     PoolInfo pool;
     pool.identity = {{"name", text(n)}};
@@ -182,6 +196,8 @@ TEST_CASE("lists of replies have limits") {
   check_limit("sessions", kMaxSessionsPerPage, [](size_t n) {
     return status_of_reply(Sessions{std::vector<SessionInfo>(n), true});
   });
+  check_limit("tenants", kMaxTenants,
+              [](size_t n) { return status_of_reply(Tenants{std::vector<TenantInfo>(n)}); });
   check_limit("identity", kMaxIdentityFields, [](size_t n) {
     PoolInfo pool;
     pool.identity.resize(n);
@@ -214,14 +230,19 @@ TEST_CASE("lists between larderd and the executor have limits") {
     return status_of_command(CopyBlocks{1, 1, 0, std::vector<int32_t>(n), std::vector<int32_t>(n)});
   });
   check_refused(status_of_command(CopyBlocks{1, 1, 0, {1, 2, 3}, {1, 2}}), "from", 3, 2);
-  check_limit("counters", kMaxPools,
-              [](size_t n) { return status_of_report(Counters{std::vector<PoolCounters>(n)}); });
 }
 
 TEST_CASE("numbers of requests have limits") {
   check_limit("deadline_us", kMaxDeadlineUs, [](size_t n) {
     return status_of(Request{1, n, Goodbye{}});
   });
+  check_limit("answered_below", 77, [](size_t n) {
+    return status_of(Request{77, 0, Goodbye{}, n});
+  });
+  check_refused(status_of(ResizePool{1, 0, -1}), "num_blocks", -1, INT64_MAX);
+  check_refused(status_of(Evict{1, -1}), "num_blocks", -1, INT64_MAX);
+  check_refused(status_of(SetQuota{"t", -1, 0}), "guaranteed_bytes", -1, INT64_MAX);
+  check_refused(status_of(SetQuota{"t", 0, -1}), "maximum_bytes", -1, INT64_MAX);
   check_limit("count", kMaxFdsPerMessage, [](size_t n) {
     return status_of(OpenSegments{1, 0, 0, static_cast<uint32_t>(n)});
   });
@@ -242,121 +263,25 @@ TEST_CASE("numbers of requests have limits") {
   check_refused(status_of_command(AddSession{1, 4096, {}}), "arena_bytes", 4096, kMinArenaBytes);
 }
 
+TEST_CASE("what a notice and its acknowledgement name has limits") {
+  check_limit("group", kMaxGroups - 1, [](size_t n) {
+    return status_of_notice(Unmap{1, static_cast<uint32_t>(n), 0});
+  });
+  check_limit("index", kMaxSegmentsPerGroup - 1, [](size_t n) {
+    return status_of_notice(Unmap{1, 0, static_cast<uint32_t>(n)});
+  });
+  check_limit("group", kMaxGroups - 1, [](size_t n) {
+    return status_of_ack({1, static_cast<uint32_t>(n), 0});
+  });
+  check_limit("index", kMaxSegmentsPerGroup - 1, [](size_t n) {
+    return status_of_ack({1, 0, static_cast<uint32_t>(n)});
+  });
+}
+
 TEST_CASE("the id of a refused request is known") {
   const DecodedRequest decoded = decode_request(encode(Request{77, 0, Allocate{1, 0, -1}}));
   CHECK(decoded.id == 77);
   CHECK_FALSE(decoded.request.ok());
-}
-
-// ------------------------------------------------------------- what is within its limits also fits
-
-void check_fits(const Bytes& bytes) {
-  CAPTURE(bytes.size());
-  CHECK(bytes.size() <= kMaxMessageBytes);
-}
-
-TEST_CASE("the largest reply of each kind fits into a message") {
-  const auto fits = [](ReplyBody body) {
-    const Bytes bytes = encode(Reply{1, 2, std::move(body)});
-    check_fits(bytes);
-    check_accepted(decode_reply(bytes).status());
-  };
-  fits(Status(ErrorCode::kInternal, text(2 * kMaxErrorBytes)));
-  fits(Segments{std::vector<int64_t>(kMaxFdsPerMessage)});
-  fits(Blocks{std::vector<Block>(kMaxBlocksPerMessage)});
-  fits(Published{std::vector<PublishedBlock>(kMaxBlocksPerPublish)});
-  fits(Prefix{1, std::vector<Block>(kMaxBlocksPerMessage)});
-  const std::string word = text(kMaxCapabilityTextBytes);
-  fits(Capabilities{std::vector<Capability>(kMaxCapabilities, {word, word, word, word, 1, 1})});
-  const std::string name = text(kMaxNameBytes);
-  SessionInfo session;
-  session.tenant = session.role = session.client_name = name;
-  fits(Sessions{std::vector<SessionInfo>(kMaxSessionsPerPage, session), true});
-  DaemonStatus status;
-  status.version = status.backend = name;
-  fits(status);
-  PoolOpened opened{1, true, std::vector<GroupLayout>(kMaxGroups)};
-  for (GroupLayout& group : opened.groups)
-    group.segment_bytes.resize(kMaxSegmentsPerPool / kMaxGroups);
-  fits(opened);
-}
-
-TEST_CASE("the largest pool fits into a page of pools, and page_bytes tells how many do") {
-  const std::string name = text(kMaxNameBytes);
-  PoolInfo largest;
-  largest.tenant = largest.name = largest.model = name;
-  largest.identity.assign(kMaxIdentityFields, {name, text(kMaxIdentityValueBytes)});
-  GroupInfo group;
-  group.name = name;
-  largest.groups.assign(kMaxGroups, group);
-  CHECK(page_bytes(largest) <= kMaxPoolPageBytes);
-
-  PoolInfo usual;
-  usual.tenant = "tenant";
-  usual.identity.assign(20, {"k_format", "nvfp4"});
-  usual.groups.resize(2);
-  for (const PoolInfo& pool : {largest, usual, PoolInfo{}}) {
-    Pools page;
-    page.more = true;
-    for (size_t sum = page_bytes(pool); sum <= kMaxPoolPageBytes && page.pools.size() < kMaxPools;
-         sum += page_bytes(pool))
-      page.pools.push_back(pool);
-    CAPTURE(page.pools.size());
-    const size_t num_pools = page.pools.size();
-    const Bytes bytes = encode(Reply{1, 2, std::move(page)});
-    check_fits(bytes);
-    CHECK(bytes.size() >= num_pools * page_bytes(pool));
-    check_accepted(decode_reply(bytes).status());
-  }
-}
-
-TEST_CASE("the largest command and report of each kind fits into a message") {
-  const std::string name = text(kMaxNameBytes);
-  AddGroup add{1, 0, {}, {}};
-  AttentionGroup attention;
-  attention.k_format = attention.v_format = attention.encoder = attention.key_transform = name;
-  attention.k_scales.resize(kMaxLayers);
-  attention.v_scales.resize(kMaxLayers);
-  add.spec.name = add.spec.layout = name;
-  add.spec.layer_aliases.resize(kMaxLayers);
-  add.spec.kind = attention;
-  add.layout.segment_bytes.resize(kMaxSegmentsPerGroup);
-  const std::vector<int32_t> blocks(kMaxBlocksPerCopy);
-  for (const ExecutorCommand& command :
-       {ExecutorCommand(add), ExecutorCommand(CopyBlocks{1, 1, 0, blocks, blocks}),
-        ExecutorCommand(AddSegments{1, 0, std::vector<int64_t>(kMaxFdsPerMessage)})}) {
-    const Bytes bytes = encode(command);
-    check_fits(bytes);
-    check_accepted(decode_command(bytes).status());
-  }
-  for (const ExecutorReport& report :
-       {ExecutorReport(Counters{std::vector<PoolCounters>(kMaxPools)}),
-        ExecutorReport(BrokenRing{1, text(2 * kMaxErrorBytes)}),
-        ExecutorReport(Copied{1, Status(ErrorCode::kInternal, text(2 * kMaxErrorBytes))})}) {
-    const Bytes bytes = encode(report);
-    check_fits(bytes);
-    check_accepted(decode_report(bytes).status());
-  }
-}
-
-TEST_CASE("a request of exactly the largest size is served, one of eight bytes more is not") {
-  Lookup body{1, "", std::vector<int32_t>(kMaxTokensInline), {}, true, 0};
-  const auto size = [&] { return encode(Request{5, 0, body}).size(); };
-  for (size_t left = kMaxMessageBytes - size(); left > 0;) {
-    size_t entry = std::min<size_t>(left, 8 + kMaxExtraBytesPerBlock);  // a pointer and its bytes
-    if (left - entry == 8) entry -= 8;
-    body.extra.push_back(text(entry - 8));
-    left -= entry;
-  }
-  const Bytes bytes = encode(Request{5, 0, body});
-  CHECK(bytes.size() == kMaxMessageBytes);
-  check_accepted(decode_request(bytes).request.status());
-
-  body.extra.back() = text(body.extra.back().size() + 1);
-  const Bytes longer = encode(Request{5, 0, body});
-  CHECK(longer.size() == kMaxMessageBytes + 8);
-  const Status status = decode_request(longer).request.status();
-  check_refused(status, "a message of", kMaxMessageBytes + 8, kMaxMessageBytes);
 }
 
 }  // namespace

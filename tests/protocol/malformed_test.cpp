@@ -7,6 +7,7 @@
 #include "protocol/executor_messages.h"
 #include "protocol/limits.h"
 #include "protocol/messages.h"
+#include "protocol/notices.h"
 #include "tests/protocol/any_message.h"
 #include "tests/support/random.h"
 
@@ -40,7 +41,8 @@ uint64_t struct_pointer(int32_t offset, uint16_t data_words, uint16_t pointers) 
 
 void check_refused_by_all(const Bytes& bytes) {
   for (const Status& status : {decode_request(bytes).request.status(), decode_reply(bytes).status(),
-                               decode_command(bytes).status(), decode_report(bytes).status()}) {
+                               decode_command(bytes).status(), decode_report(bytes).status(),
+                               decode_notice(bytes).status(), decode_notice_ack(bytes).status()}) {
     CAPTURE(status.to_string());
     CHECK(status.code() == ErrorCode::kInvalidArgument);
     CHECK_FALSE(status.message().empty());
@@ -146,6 +148,25 @@ TEST_CASE("a key list that does not match its blocks is refused") {
   }
   REQUIRE(found);
   CHECK(decode_reply(to_bytes(words)).status().message() == "keys has 63 bytes, not 64");
+}
+
+TEST_CASE("a session token that has not 32 bytes is refused with its size") {
+  Words resume = to_words(encode(Request{9, 0, Resume{}}));
+  Words connected = to_words(encode(Reply{9, 1, Connected{}}));
+  for (Words* words : {&resume, &connected}) {
+    const uint64_t upper = uint64_t{32} << 35 | uint64_t{2} << 32;
+    bool found = false;
+    for (uint64_t& word : *words) {
+      if ((word >> 32 << 32) != upper) continue;
+      word = (uint64_t{31} << 35 | uint64_t{2} << 32) | (word & 0xffffffff);
+      found = true;
+    }
+    REQUIRE(found);
+  }
+  CHECK(decode_request(to_bytes(resume)).request.status().message() ==
+        "session_token has 31 bytes, not 32");
+  CHECK(decode_reply(to_bytes(connected)).status().message() ==
+        "session_token has 31 bytes, not 32");
 }
 
 TEST_CASE("every truncation of a message is refused or read, never more") {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "protocol/executor_messages.h"
+#include "protocol/notices.h"
 #include "tests/protocol/any_message.h"
 #include "tests/support/random.h"
 
@@ -27,6 +28,7 @@ Result<ExecutorCommand> decode(const ExecutorCommand& command) {
 Result<ExecutorReport> decode(const ExecutorReport& report) {
   return decode_report(encode(report));
 }
+Result<Notice> decode(const Notice& notice) { return decode_notice(encode(notice)); }
 
 template <typename Message>
 void check_round_trips(uint64_t num_kinds, uint64_t stream) {
@@ -58,6 +60,18 @@ TEST_CASE("every kind of executor command comes out as it went in") {
 
 TEST_CASE("every kind of executor report comes out as it went in") {
   check_round_trips<ExecutorReport>(std::variant_size_v<ExecutorReport>, 4);
+}
+
+TEST_CASE("every kind of notice and its acknowledgement come out as they went in") {
+  check_round_trips<Notice>(std::variant_size_v<Notice>, 5);
+  Filler filler(test::random_engine(6));
+  for (int round = 0; round < kRoundsPerKind; ++round) {
+    NoticeAck ack;
+    filler.fill(ack);
+    const auto decoded = decode_notice_ack(encode(ack));
+    REQUIRE(decoded.ok());
+    CHECK(same(*decoded, ack));
+  }
 }
 
 TEST_CASE("a default message comes out as it went in") {
