@@ -49,8 +49,13 @@ Status read_tenant(const toml::node& node, TenantConfig& tenant) {
       status = read_text(value, "tenants.name", tenant.name);
     } else if (key == "token") {
       status = read_text(value, "tenants.token", tenant.token);
+    } else if (key == "guaranteed_bytes") {
+      status = read_integer(value, "tenants.guaranteed_bytes", tenant.guaranteed_bytes);
+    } else if (key == "maximum_bytes") {
+      status = read_integer(value, "tenants.maximum_bytes", tenant.maximum_bytes);
     } else {
-      status = bad("tenants." + std::string(key.str()), "is not a key; known are name, token");
+      status = bad("tenants." + std::string(key.str()),
+                   "is not a key; known are name, token, guaranteed_bytes, maximum_bytes");
     }
     if (!status.ok()) return status;
   }
@@ -76,9 +81,52 @@ Status read_key(const std::string& key, const toml::node& value, Config& config)
   if (key == "memory_bytes") return read_integer(value, key, config.memory_bytes);
   if (key == "arena_memory_bytes") return read_integer(value, key, config.arena_memory_bytes);
   if (key == "shutdown_grace_ms") return read_integer(value, key, config.shutdown_grace_ms);
+  if (key == "resume_grace_ms") return read_integer(value, key, config.resume_grace_ms);
+  if (key == "unmap_deadline_ms") return read_integer(value, key, config.unmap_deadline_ms);
   if (key == "log_level") return read_text(value, key, config.log_level);
   if (key == "tenants") return read_tenants(value, config.tenants);
   return bad(key, "is not a key");
+}
+
+Status check_quota(const TenantConfig& tenant) {
+  if (tenant.guaranteed_bytes < 0)
+    return bad("tenants.guaranteed_bytes",
+               "is " + std::to_string(tenant.guaranteed_bytes) + ", negative");
+  if (tenant.maximum_bytes < 0 ||
+      (tenant.maximum_bytes > 0 && tenant.maximum_bytes < tenant.guaranteed_bytes))
+    return bad("tenants.maximum_bytes", "is " + std::to_string(tenant.maximum_bytes) +
+                                            ", but must be 0 (none) or at least " +
+                                            std::to_string(tenant.guaranteed_bytes) +
+                                            ", the guarantee");
+  return {};
+}
+
+Status check_tenants(const Config& config) {
+  if (config.tenants.empty()) return bad("tenants", "is empty");
+  if (config.tenants.size() > protocol::kMaxTenants)
+    return bad("tenants", "has " + std::to_string(config.tenants.size()) + " entries, at most " +
+                              std::to_string(protocol::kMaxTenants) + " are allowed");
+  std::set<std::string> names;
+  int64_t guaranteed_bytes = 0;
+  for (const TenantConfig& tenant : config.tenants) {
+    if (tenant.name.empty() || tenant.name.size() > protocol::kMaxNameBytes)
+      return bad("tenants.name", "has " + std::to_string(tenant.name.size()) + " bytes, 1 to " +
+                                     std::to_string(protocol::kMaxNameBytes) + " are allowed");
+    if (tenant.token.size() > protocol::kMaxNameBytes)
+      return bad("tenants.token", "has " + std::to_string(tenant.token.size()) +
+                                      " bytes, at most " + std::to_string(protocol::kMaxNameBytes) +
+                                      " are allowed");
+    if (!names.insert(tenant.name).second)
+      return bad("tenants.name", "\"" + tenant.name + "\" appears twice");
+    if (Status status = check_quota(tenant); !status.ok()) return status;
+    if (tenant.guaranteed_bytes > config.memory_bytes - guaranteed_bytes)
+      return bad("tenants.guaranteed_bytes", "of \"" + tenant.name + "\" is " +
+                                                 std::to_string(tenant.guaranteed_bytes) +
+                                                 ": with those before it more than memory_bytes, " +
+                                                 std::to_string(config.memory_bytes));
+    guaranteed_bytes += tenant.guaranteed_bytes;
+  }
+  return {};
 }
 
 }  // namespace
@@ -118,24 +166,15 @@ Status check_config(const Config& config) {
   if (config.shutdown_grace_ms < 0 || config.shutdown_grace_ms > 3'600'000)
     return bad("shutdown_grace_ms",
                "is " + std::to_string(config.shutdown_grace_ms) + ", not in 0 .. 3600000");
+  for (const auto& [key, milliseconds] : {std::pair("resume_grace_ms", config.resume_grace_ms),
+                                          std::pair("unmap_deadline_ms", config.unmap_deadline_ms)})
+    if (milliseconds < 0 || milliseconds > 3'600'000)
+      return bad(key, "is " + std::to_string(milliseconds) + ", not in 0 .. 3600000");
   const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error", "off"};
   if (!levels.contains(config.log_level))
     return bad("log_level",
                "is " + config.log_level + "; known are trace, debug, info, warning, error, off");
-  if (config.tenants.empty()) return bad("tenants", "is empty");
-  std::set<std::string> names;
-  for (const TenantConfig& tenant : config.tenants) {
-    if (tenant.name.empty() || tenant.name.size() > protocol::kMaxNameBytes)
-      return bad("tenants.name", "has " + std::to_string(tenant.name.size()) + " bytes, 1 to " +
-                                     std::to_string(protocol::kMaxNameBytes) + " are allowed");
-    if (tenant.token.size() > protocol::kMaxNameBytes)
-      return bad("tenants.token", "has " + std::to_string(tenant.token.size()) +
-                                      " bytes, at most " + std::to_string(protocol::kMaxNameBytes) +
-                                      " are allowed");
-    if (!names.insert(tenant.name).second)
-      return bad("tenants.name", "\"" + tenant.name + "\" appears twice");
-  }
-  return {};
+  return check_tenants(config);
 }
 
 }  // namespace larder::daemon

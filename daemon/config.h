@@ -11,7 +11,9 @@ namespace larder::daemon {
 
 struct TenantConfig {
   std::string name;
-  std::string token;  // empty: no token is asked for
+  std::string token;             // empty: no token is asked for
+  int64_t guaranteed_bytes = 0;  // kept for it, never lent
+  int64_t maximum_bytes = 0;     // 0: none
 };
 
 struct Config {
@@ -24,6 +26,8 @@ struct Config {
   int64_t memory_bytes = int64_t{1} << 30;  // for all pools
   int64_t arena_memory_bytes = int64_t{16} << 30;  // for the arenas of all sessions
   int shutdown_grace_ms = 5000;
+  int resume_grace_ms = 30000;   // after a restart sessions have so long to come back
+  int unmap_deadline_ms = 5000;  // a session that has not unmapped by then is ended
   std::string log_level = "info";
   std::vector<TenantConfig> tenants = {{"default", ""}};
 };

@@ -23,7 +23,6 @@ constexpr size_t kMaxQueuedReports = 65536;
 // So many records of one session are run before others get their turn.
 constexpr int kRecordsPerTurn = 4;
 constexpr auto kWordPoll = std::chrono::microseconds(100);
-constexpr auto kCountersPeriod = std::chrono::milliseconds(200);
 
 template <typename Command>
 constexpr bool kCarriesFds =
@@ -66,12 +65,10 @@ Executor::Ring::Ring(boost::asio::io_context& loop, SharedMapping arena_mapping,
 
 Executor::Executor(boost::asio::io_context& loop, OwnFd larderd_socket)
     : loop_(loop),
-      larderd_(std::make_shared<Connection>(loop, std::move(larderd_socket), kMaxQueuedReports)),
-      counters_timer_(loop) {
+      larderd_(std::make_shared<Connection>(loop, std::move(larderd_socket), kMaxQueuedReports)) {
   larderd_->start({[this](protocol::Received received) { handle(std::move(received)); },
                    [this] { loop_.stop(); }});
   report(protocol::Ready{});
-  report_counters_regularly();
 }
 
 Executor::~Executor() { larderd_->close(); }
@@ -99,27 +96,33 @@ void Executor::handle(protocol::Received received) {
 
 void Executor::handle(const protocol::AddGroup& command, std::vector<OwnFd> fds) {
   protocol::GroupSpec spec = command.spec;
+  LARDER_CHECK(fds.size() == 2 || fds.size() == 3, fds.size());
   if (auto* attention = std::get_if<protocol::AttentionGroup>(&spec.kind);
-      attention != nullptr && fds.size() == 2)
-    attention->key_offsets = read_key_offsets(*attention, fds[1].get());
-  else
-    LARDER_CHECK(fds.size() == 1, fds.size());
-  Pool& pool = pools_[command.pool];
-  pool.counters.pool = command.pool;
-  LARDER_CHECK(command.group == pool.groups.size(), command.group);
+      attention != nullptr && fds.size() == 3)
+    attention->key_offsets = read_key_offsets(*attention, fds[2].get());
+  const auto pool =
+      pools_.try_emplace(command.pool, Pool{{}, SharedCounters::adopt(std::move(fds[1]))}).first;
+  std::vector<MappedGroup>& groups = pool->second.groups;
+  LARDER_CHECK(command.group == groups.size(), command.group);
   int64_t total_bytes = 0;
   for (const int64_t bytes : command.layout.segment_bytes) total_bytes += bytes;
-  const int64_t owner_bytes = command.layout.num_blocks * static_cast<int64_t>(sizeof(uint64_t));
-  pool.groups.push_back({view_group(spec).value(), command.layout,
-                         MappedRange::reserve(total_bytes),
-                         SharedMapping::map(fds[0].get(), owner_bytes, false)});
+  const int64_t owner_bytes = command.layout.num_ids() * static_cast<int64_t>(sizeof(uint64_t));
+  groups.push_back({view_group(spec).value(), command.layout, MappedRange::reserve(total_bytes),
+                    SharedMapping::map(fds[0].get(), owner_bytes, false)});
 }
 
 void Executor::handle(const protocol::AddSegments& command, std::vector<OwnFd> fds) {
   LARDER_CHECK(fds.size() == command.size_bytes.size(), fds.size());
   MappedGroup& group = pools_.at(command.pool).groups.at(command.group);
   for (size_t i = 0; i < fds.size(); ++i)
-    group.memory.map(fds[i].get(), command.size_bytes[i], true);
+    group.memory.map_at((command.first_index + static_cast<int64_t>(i)) * group.layout.extent_bytes,
+                        fds[i].get(), command.size_bytes[i], true);
+}
+
+void Executor::handle(const protocol::DropExtent& command) {
+  MappedGroup& group = pools_.at(command.pool).groups.at(command.group);
+  group.memory.unmap_at(command.index * group.layout.extent_bytes,
+                        group.layout.segment_bytes.at(command.index));
 }
 
 void Executor::handle(const protocol::AddSession& command, std::vector<OwnFd> fds) {
@@ -146,7 +149,6 @@ void Executor::handle(const protocol::DetachPool& command) {
 void Executor::handle(const protocol::DropSession& command) {
   const auto ring = rings_.find(command.session);
   if (ring == rings_.end()) return;
-  report_counters();  // so that the figures are whole when the session has ended
   report_drains(*ring->second);
   rings_.erase(ring);
 }
@@ -199,15 +201,14 @@ Executor::Turn Executor::serve_ring(uint64_t session, Ring& ring, int max_record
       continue;
     }
     if (!ring.server.wait_reached(record)) return Turn::kWaiting;
-    if (may_be_attached_soon(ring, record)) return Turn::kMore;
+    if (has_commands()) return Turn::kMore;
     ring.server.complete(record, run_record(session, ring, record));
   }
   return ring.server.num_pending() > 0 ? Turn::kMore : Turn::kEmpty;
 }
 
-// larderd says "attached" to us before it answers the client, but a record can overtake it.
-bool Executor::may_be_attached_soon(const Ring& ring, const protocol::Submission& submission) {
-  if (ring.pools.contains(submission.pool)) return false;
+// What larderd has told a client it has told us before, but a record can overtake it.
+bool Executor::has_commands() {
   pollfd entry{larderd_->fd(), POLLIN, 0};
   return ::poll(&entry, 1, 0) > 0;
 }
@@ -222,14 +223,13 @@ Status Executor::run_record(uint64_t session, Ring& ring, const protocol::Submis
                                       std::to_string(pool->second.groups.size())};
   const Result<SubmissionWork> work =
       run_submission(record, ring.arena, pool->second.groups[record.group], SessionId{session});
-  protocol::PoolCounters& counters = pool->second.counters;
-  counters_changed_ = true;
+  PoolCounters& counters = *pool->second.counters;
   if (!work) {
-    ++counters.refusals;
+    counters.refusals.fetch_add(1, std::memory_order_relaxed);
     return work.status();
   }
-  counters.appended_tokens += work->appended_tokens;
-  counters.attended_rows += work->attended_rows;
+  counters.appended_tokens.fetch_add(work->appended_tokens, std::memory_order_relaxed);
+  counters.attended_rows.fetch_add(work->attended_rows, std::memory_order_relaxed);
   return {};
 }
 
@@ -270,21 +270,6 @@ void Executor::sleep_ring(uint64_t session, Ring& ring) {
                          found->second->server.set_sleeping(false);
                          run_ring(session);
                        });
-}
-
-void Executor::report_counters() {
-  if (!std::exchange(counters_changed_, false)) return;
-  protocol::Counters counters;
-  for (const auto& [id, pool] : pools_) counters.pools.push_back(pool.counters);
-  report(counters);
-}
-
-void Executor::report_counters_regularly() {
-  report_counters();
-  counters_timer_.expires_after(kCountersPeriod);
-  counters_timer_.async_wait([this](const boost::system::error_code& error) {
-    if (!error) report_counters_regularly();
-  });
 }
 
 }  // namespace larder::daemon

@@ -17,6 +17,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "daemon/connection.h"
+#include "daemon/pool_counters.h"
 #include "daemon/submission.h"
 #include "protocol/executor_messages.h"
 
@@ -31,7 +32,7 @@ class Executor {
  private:
   struct Pool {
     std::vector<MappedGroup> groups;
-    protocol::PoolCounters counters;
+    SharedCounters counters;
   };
   // A session's ring. Handlers on the loop name it by id and look it up again.
   struct Ring {
@@ -50,6 +51,7 @@ class Executor {
   void handle(const protocol::AddGroup& command, std::vector<OwnFd> fds);
   void handle(const protocol::AddSegments& command, std::vector<OwnFd> fds);
   void handle(const protocol::AddSession& command, std::vector<OwnFd> fds);
+  void handle(const protocol::DropExtent& command);
   void handle(const protocol::DropPool& command);
   void handle(const protocol::AttachPool& command);
   void handle(const protocol::DetachPool& command);
@@ -61,20 +63,16 @@ class Executor {
   Turn serve_ring(uint64_t session, Ring& ring, int max_records);
   void run_ring(uint64_t session);
   void sleep_ring(uint64_t session, Ring& ring);
-  bool may_be_attached_soon(const Ring& ring, const protocol::Submission& submission);
+  bool has_commands();
   void report_drains(Ring& ring);
   Status run_record(uint64_t session, Ring& ring, const protocol::Submission& submission);
   Status copy_blocks(const protocol::CopyBlocks& command);
   void report(const protocol::ExecutorReport& report);
-  void report_counters();
-  void report_counters_regularly();
 
   boost::asio::io_context& loop_;
   std::shared_ptr<Connection> larderd_;
   std::map<uint64_t, Pool> pools_;
   std::map<uint64_t, std::unique_ptr<Ring>> rings_;
-  boost::asio::steady_timer counters_timer_;
-  bool counters_changed_ = false;
 };
 
 }  // namespace larder::daemon

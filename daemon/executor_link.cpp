@@ -66,9 +66,31 @@ ExecutorLink::ExecutorLink(boost::asio::io_context& loop, std::string executable
 
 ExecutorLink::~ExecutorLink() { stop(); }
 
+void ExecutorLink::set_predecessor(OwnFd pidfd) {
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  predecessor_lives_ = pidfd.valid() && ::poll(&entry, 1, 0) == 0;
+  if (predecessor_lives_) predecessor_ = std::move(pidfd);
+}
+
 void ExecutorLink::start(Handlers handlers) {
   handlers_ = std::move(handlers);
-  spawn();
+  if (!predecessor_lives_) return spawn();
+  spdlog::info("event=executor_awaits_predecessor");
+  predecessor_watch_.emplace(loop_, duplicate(predecessor_.get()), [this] { after_predecessor(); });
+  restart_timer_.expires_after(std::chrono::milliseconds(kExitMs));
+  restart_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (error) return;
+    spdlog::warn("event=predecessor_killed");
+    ::syscall(SYS_pidfd_send_signal, predecessor_.get(), SIGKILL, nullptr, 0);
+  });
+}
+
+void ExecutorLink::after_predecessor() {
+  predecessor_lives_ = false;
+  predecessor_.reset();
+  predecessor_watch_.reset();
+  restart_timer_.cancel();
+  if (!stopping_) spawn();
 }
 
 void ExecutorLink::stop() {
@@ -144,8 +166,6 @@ void ExecutorLink::handle(protocol::Received received) {
     if (!node.empty()) node.mapped().then();
   } else if (const auto* copied = std::get_if<protocol::Copied>(&*report)) {
     handlers_.on_copied(*copied);
-  } else if (const auto* counters = std::get_if<protocol::Counters>(&*report)) {
-    handlers_.on_counters(*counters);
   } else if (const auto* broken = std::get_if<protocol::BrokenRing>(&*report)) {
     handlers_.on_broken_ring(*broken);
   }

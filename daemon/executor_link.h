@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <boost/asio/io_context.hpp>
@@ -17,6 +18,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "daemon/connection.h"
+#include "daemon/fd_watch.h"
 #include "protocol/executor_messages.h"
 
 namespace larder::daemon {
@@ -28,13 +30,14 @@ class ExecutorLink {
     std::function<void()> on_ready;    // it serves
     std::function<void()> on_died;
     std::function<void(const protocol::Copied&)> on_copied;
-    std::function<void(const protocol::Counters&)> on_counters;
     std::function<void(const protocol::BrokenRing&)> on_broken_ring;
   };
 
   ExecutorLink(boost::asio::io_context& loop, std::string executable, std::string log_level);
   ~ExecutorLink();  // closes the socket: the executor finishes its operation and exits
 
+  // The executor of an earlier larderd, by its pidfd: none is started while it lives.
+  void set_predecessor(OwnFd pidfd);
   void start(Handlers handlers);
   void stop();
   // Ends the executor, if one runs, and starts another.
@@ -47,6 +50,8 @@ class ExecutorLink {
   // Ends an executor that has left a drain of a closed session unanswered for too long.
   void end_if_stuck(uint64_t session);
   bool ready() const { return ready_; }
+  // Whether any executor, an earlier larderd's too, may be running a call.
+  bool may_run() const { return running() || predecessor_lives_; }
   int64_t pid() const { return running() ? pid_ : 0; }
   uint64_t restarts() const { return restarts_; }
 
@@ -56,6 +61,7 @@ class ExecutorLink {
   void handle(protocol::Received received);
   void died();
   void start_later();
+  void after_predecessor();
 
   boost::asio::io_context& loop_;
   std::string executable_;
@@ -74,6 +80,9 @@ class ExecutorLink {
   uint64_t restarts_ = 0;
   int deaths_in_a_row_ = 0;  // of executors that lived shortly
   std::chrono::steady_clock::time_point started_at_;
+  OwnFd predecessor_;
+  std::optional<FdWatch> predecessor_watch_;
+  bool predecessor_lives_ = false;
   bool ready_ = false;
   bool stopping_ = false;
 };

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <thread>
 
 #include <CLI/CLI.hpp>
 #include <boost/asio/io_context.hpp>
@@ -19,6 +20,7 @@
 #include "daemon/config.h"
 #include "daemon/http.h"
 #include "daemon/keeper_client.h"
+#include "daemon/recovery.h"
 #include "daemon/service.h"
 #include "daemon/socket_file.h"
 #include "larder/system_error.h"
@@ -31,6 +33,8 @@ namespace asio = boost::asio;
 
 // Without free descriptors accept fails at once, again and again; a pause lets some come back.
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+constexpr auto kKeeperPatience = std::chrono::seconds(2);
+constexpr auto kKeeperPause = std::chrono::milliseconds(2);
 
 int fail(const Status& status) {
   std::fprintf(stderr, "larderd: %s\n", status.to_string().c_str());
@@ -119,18 +123,41 @@ class Shutdown {
   bool forced_ = false;
 };
 
+// The last larderd may still be on its way out: one that is told to stop serves for a while.
+Result<KeeperClient> connect_keeper(const Config& config) {
+  const auto until = std::chrono::steady_clock::now() + kKeeperPatience +
+                     std::chrono::milliseconds(config.shutdown_grace_ms);
+  while (true) {
+    auto keeper = KeeperClient::connect(config.keeper_socket_path);
+    if (keeper.ok() || keeper.status().code() != ErrorCode::kBusy ||
+        std::chrono::steady_clock::now() >= until)
+      return keeper;
+    std::this_thread::sleep_for(kKeeperPause);
+  }
+}
+
+// What the keeper holds is left as it is: another build may know better.
+int refuse(const Status& status) {
+  std::fprintf(stderr,
+               "larderd: %s\nlarderd: the cache is left with the keeper; to begin an empty one, "
+               "restart larder-keeper\n",
+               status.to_string().c_str());
+  return 1;
+}
+
 int run(const Config& config) {
   asio::io_context loop(1);
   // Before anything is there that would have to be cleaned up.
   asio::signal_set signals(loop, SIGTERM, SIGINT);
-  auto keeper = KeeperClient::connect(config.keeper_socket_path);
+  auto keeper = connect_keeper(config);
   if (!keeper) return fail(keeper.status());
-  // Nothing names what an earlier larderd left, so it is given back.
-  if (Status status = keeper->clear(); !status.ok()) return fail(status);
+  auto recovery = read_keeper(*keeper);
+  if (!recovery) return refuse(recovery.status());
   auto socket = SocketFile::bind(config.socket_path, 0660, config.socket_group);
   if (!socket) return fail(socket.status());
 
   Service service(loop, config, std::move(*keeper), executor_path(config));
+  if (Status status = service.recover(std::move(*recovery)); !status.ok()) return refuse(status);
   std::unique_ptr<HttpServer> http;
   if (config.http_port >= 0) {
     http = std::make_unique<HttpServer>(loop, config.http_address,

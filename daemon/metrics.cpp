@@ -13,9 +13,10 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 constexpr std::array<std::string_view, std::variant_size_v<protocol::RequestBody>> kOps = {
-    "connect",       "goodbye", "open_pool",    "close_pool", "destroy_pool", "open_segments",
-    "allocate",      "release", "publish",      "lookup",     "copy",         "list_pools",
-    "list_sessions", "status",  "capabilities", "unserved"};
+    "connect",       "goodbye",      "open_pool",    "close_pool", "destroy_pool", "open_segments",
+    "allocate",      "release",      "publish",      "lookup",     "copy",         "list_pools",
+    "list_sessions", "status",       "capabilities", "resume",     "resize_pool",  "evict",
+    "set_quota",     "list_tenants", "unserved"};
 
 // A family that is made anew at each scrape.
 class Family {
@@ -103,6 +104,15 @@ Metrics::Metrics() {
         code == 0 ? nullptr
                   : &refusals.Add(
                         {{"reason", std::string(error_code_name(static_cast<ErrorCode>(code)))}}));
+  auto& fences = prometheus::BuildHistogram()
+                     .Name("larder_fence_seconds")
+                     .Help("From the end of a session to when its open blocks could be used again")
+                     .Register(registry_);
+  const prometheus::Histogram::BucketBoundaries bounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+                                                          0.1,   0.25,   0.5,   1,    2.5,   10};
+  for (int fence = 0; fence < kNumFenceClasses; ++fence)
+    fences_.push_back(&fences.Add(
+        {{"fence", std::string(fence_class_name(static_cast<FenceClass>(fence)))}}, bounds));
 }
 
 void Metrics::count_request(const protocol::RequestBody& body) {
@@ -111,51 +121,62 @@ void Metrics::count_request(const protocol::RequestBody& body) {
 
 void Metrics::count_refusal(ErrorCode code) { refusals_[static_cast<size_t>(code)]->Increment(); }
 
-void Metrics::set_executor_counters(const protocol::Counters& counters) {
-  for (const protocol::PoolCounters& pool : counters.pools) executor_[pool.pool].now = pool;
+void Metrics::observe_fence(FenceClass fence, int64_t took_us) {
+  fences_[static_cast<size_t>(fence)]->Observe(static_cast<double>(took_us) / 1e6);
 }
 
-void Metrics::executor_died() {
-  for (auto& [pool, counters] : executor_) {
-    counters.before.appended_tokens += counters.now.appended_tokens;
-    counters.before.attended_rows += counters.now.attended_rows;
-    counters.before.refusals += counters.now.refusals;
-    counters.now = {};
-  }
-}
+namespace {
 
-void Metrics::forget_pool(uint64_t pool) { executor_.erase(pool); }
-
-void Metrics::add_executor_counters(protocol::PoolInfo& info) const {
-  const auto found = executor_.find(info.pool);
-  if (found == executor_.end()) return;
-  const auto& [before, now] = found->second;
-  info.appended_tokens_total = before.appended_tokens + now.appended_tokens;
-  info.attended_rows_total = before.attended_rows + now.attended_rows;
-}
-
-void Metrics::add_executor_families(std::vector<prometheus::MetricFamily>& all,
-                                    const std::vector<PoolStats>& pools) const {
+void add_executed(std::vector<MetricFamily>& all, const Metrics::Scrape& scrape) {
   Family appended(all, "larder_appended_tokens_total",
                   "Tokens appended on request, summed over layers", MetricType::Counter);
   Family attended(all, "larder_attended_rows_total",
                   "Query rows attended on request, summed over layers", MetricType::Counter);
   Family refused(all, "larder_submission_refusals_total", "Calls on request that were refused",
                  MetricType::Counter);
-  for (const PoolStats& pool : pools) {
-    const auto found = executor_.find(value(pool.pool));
-    const ExecutorCounters counters = found == executor_.end() ? ExecutorCounters{} : found->second;
-    const auto& [before, now] = counters;
-    appended.add(pool_labels(pool),
-                 static_cast<double>(before.appended_tokens + now.appended_tokens));
-    attended.add(pool_labels(pool), static_cast<double>(before.attended_rows + now.attended_rows));
-    refused.add(pool_labels(pool), static_cast<double>(before.refusals + now.refusals));
+  for (const PoolStats& pool : scrape.pools) {
+    const auto found = scrape.executed.find(pool.pool);
+    const Metrics::Executed done =
+        found == scrape.executed.end() ? Metrics::Executed{} : found->second;
+    appended.add(pool_labels(pool), static_cast<double>(done.appended_tokens));
+    attended.add(pool_labels(pool), static_cast<double>(done.attended_rows));
+    refused.add(pool_labels(pool), static_cast<double>(done.refusals));
   }
 }
 
-std::string Metrics::render(const std::vector<PoolStats>& pools,
-                            const protocol::DaemonStatus& status,
-                            int64_t num_closing_sessions) const {
+void add_quarantined(std::vector<MetricFamily>& all, const std::vector<PoolStats>& pools) {
+  Family blocks(all, "larder_quarantined_blocks",
+                "Blocks of ended sessions that something may still write, by what will prove that "
+                "nothing does",
+                MetricType::Gauge);
+  for (const PoolStats& pool : pools)
+    for (int fence = 1; fence < kNumFenceClasses; ++fence) {
+      int64_t sum = 0;
+      for (const GroupStats& group : pool.groups) sum += group.by_fence[fence];
+      blocks.add(
+          pool_labels(pool, "fence", std::string(fence_class_name(static_cast<FenceClass>(fence)))),
+          static_cast<double>(sum));
+    }
+}
+
+void add_tenants(std::vector<MetricFamily>& all, const std::vector<TenantStats>& tenants) {
+  Family bytes(all, "larder_tenant_bytes",
+               "Memory of a tenant: guaranteed, used, evictable (part of used), leaving (part of "
+               "used: given back but still mapped)",
+               MetricType::Gauge);
+  for (const TenantStats& tenant : tenants)
+    for (const auto& [kind, value] :
+         {std::pair("guaranteed", tenant.guaranteed_bytes), std::pair("used", tenant.used_bytes),
+          std::pair("evictable", tenant.evictable_bytes),
+          std::pair("leaving", tenant.leaving_bytes)})
+      bytes.add({{"tenant", tenant.name}, {"kind", kind}}, static_cast<double>(value));
+}
+
+}  // namespace
+
+std::string Metrics::render(const Scrape& scrape) const {
+  const std::vector<PoolStats>& pools = scrape.pools;
+  const protocol::DaemonStatus& status = scrape.status;
   std::vector<MetricFamily> all = registry_.Collect();
   add_gauge(all, "larder_ready", "1 when requests of every kind can be served", status.ready);
   add_gauge(all, "larder_memory_limit_bytes", "Memory that all pools together may take",
@@ -166,13 +187,23 @@ std::string Metrics::render(const std::vector<PoolStats>& pools,
             static_cast<double>(status.keeper_segments));
   {
     Family sessions(all, "larder_sessions",
-                    "Sessions; closing ones have lost their connection while their process lives",
+                    "Sessions; absent ones have not come back after a restart, of closing ones "
+                    "something may still write",
                     MetricType::Gauge);
-    sessions.add({{"state", "connected"}}, static_cast<double>(status.num_sessions));
-    sessions.add({{"state", "closing"}}, static_cast<double>(num_closing_sessions));
+    sessions.add({{"state", "connected"}},
+                 static_cast<double>(status.num_sessions - scrape.num_absent));
+    sessions.add({{"state", "absent"}}, static_cast<double>(scrape.num_absent));
+    sessions.add({{"state", "closing"}}, static_cast<double>(scrape.num_closing));
   }
   Family(all, "larder_executor_restarts_total", "Executors that died", MetricType::Counter)
       .add({}, static_cast<double>(status.executor_restarts));
+  add_gauge(all, "larder_journal_bytes", "Bytes of the journal in use",
+            static_cast<double>(status.journal_bytes));
+  Family(all, "larder_checkpoints_total", "Journals begun anew since larderd's start",
+         MetricType::Counter)
+      .add({}, static_cast<double>(status.checkpoints));
+  add_tenants(all, scrape.tenants);
+  add_quarantined(all, pools);
   add_blocks(all, pools);
   add_bytes(all, pools);
   add_counter(all, pools, "larder_allocated_blocks_total", "Blocks handed out",
@@ -185,7 +216,7 @@ std::string Metrics::render(const std::vector<PoolStats>& pools,
               &PoolStats::lookup_tokens_total);
   add_counter(all, pools, "larder_lookup_hit_tokens_total", "Tokens found in prefix lookups",
               &PoolStats::lookup_hit_tokens_total);
-  add_executor_families(all, pools);
+  add_executed(all, scrape);
   return prometheus::TextSerializer().Serialize(all);
 }
 

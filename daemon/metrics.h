@@ -12,11 +12,11 @@
 
 #include <prometheus/counter.h>
 #include <prometheus/family.h>
+#include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
 #include "allocator/state_machine.h"
 #include "larder/status.h"
-#include "protocol/executor_messages.h"
 #include "protocol/messages.h"
 
 namespace larder::daemon {
@@ -27,29 +27,31 @@ class Metrics {
 
   void count_request(const protocol::RequestBody& body);
   void count_refusal(ErrorCode code);
-  // The executor counts from its own start; these figures go on over its restarts.
-  void set_executor_counters(const protocol::Counters& counters);
-  void executor_died();
-  void forget_pool(uint64_t pool);
-  void add_executor_counters(protocol::PoolInfo& info) const;
+  // From when larderd saw the end of a session to when its blocks could be used again.
+  void observe_fence(FenceClass fence, int64_t took_us);
 
+  // What the executor has done for a pool (daemon/pool_counters.h).
+  struct Executed {
+    uint64_t appended_tokens = 0;
+    uint64_t attended_rows = 0;
+    uint64_t refusals = 0;
+  };
+  struct Scrape {
+    std::vector<PoolStats> pools;
+    std::vector<TenantStats> tenants;
+    protocol::DaemonStatus status;
+    std::map<PoolId, Executed> executed;
+    int64_t num_closing = 0;
+    int64_t num_absent = 0;
+  };
   // Everything, as text/plain; version=0.0.4.
-  std::string render(const std::vector<PoolStats>& pools, const protocol::DaemonStatus& status,
-                     int64_t num_closing_sessions) const;
+  std::string render(const Scrape& scrape) const;
 
  private:
-  struct ExecutorCounters {
-    protocol::PoolCounters before;  // of executors that have died
-    protocol::PoolCounters now;
-  };
-
-  void add_executor_families(std::vector<prometheus::MetricFamily>& all,
-                             const std::vector<PoolStats>& pools) const;
-
   prometheus::Registry registry_;
   std::vector<prometheus::Counter*> requests_;  // by index of RequestBody
   std::vector<prometheus::Counter*> refusals_;  // by ErrorCode
-  std::map<uint64_t, ExecutorCounters> executor_;
+  std::vector<prometheus::Histogram*> fences_;  // by FenceClass
 };
 
 }  // namespace larder::daemon

@@ -1,5 +1,6 @@
 #include "daemon/pool_identity.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -76,27 +77,61 @@ struct KindIdentity {
 
 }  // namespace
 
+namespace {
+
+// What a prefix of this group must still have (allocator/pool_spec.h).
+struct KindOf {
+  GroupSpec& to;
+  bool alone;
+  void operator()(const protocol::AttentionGroup& group) const {
+    if (group.window_tokens < 0) return;
+    to.kind = GroupKind::kWindow;
+    to.window_tokens = group.window_tokens;
+  }
+  void operator()(const protocol::MlaGroup&) const {}
+  // The only group of a pool is one of blocks like others; beside layers a block is a state.
+  void operator()(const protocol::OpaqueGroup&) const {
+    if (!alone) to.kind = GroupKind::kState;
+  }
+};
+
+Status check_segments(const GroupSpec& group) {
+  const Result<GroupLayout> layout = lay_out_group(group);
+  if (!layout) return layout.status();
+  const size_t num_segments = layout->segment_bytes.size();
+  if (num_segments <= protocol::kMaxSegmentsPerGroup) return {};
+  return {ErrorCode::kInvalidArgument,
+          "num_blocks is " + std::to_string(std::max(group.num_blocks, group.max_blocks)) +
+              ": the pool would have " + std::to_string(num_segments) + " segments, at most " +
+              std::to_string(protocol::kMaxSegmentsPerGroup) + " are allowed"};
+}
+
+}  // namespace
+
 Result<PoolSpec> to_machine_spec(const protocol::PoolSpec& spec) {
-  if (spec.groups.size() != 1)
-    return Status(ErrorCode::kUnsupported, "groups has " + std::to_string(spec.groups.size()) +
-                                               " entries: pools with exactly one group are served");
-  const protocol::GroupSpec& group = spec.groups[0];
-  Result<GroupView> view = view_group(group);
-  if (!view) return view.status();
   PoolSpec result;
   result.name = spec.name;
   result.model = spec.model;
-  result.identity = std::visit(KindIdentity{*view}, group.kind);
-  const bool one_segment = view->layout == KvLayout::kLbhnc;
-  result.groups.push_back({group.name, block_bytes(*view), group.num_blocks, group.block_tokens,
-                           one_segment, group.reserve_block_zero});
-  Result<GroupLayout> layout = lay_out_group(block_bytes(*view), group.num_blocks, one_segment);
-  if (!layout) return layout.status();
-  if (layout->segment_bytes.size() > protocol::kMaxSegmentsPerGroup)
-    return Status(ErrorCode::kInvalidArgument,
-                  "num_blocks is " + std::to_string(group.num_blocks) + ": the pool would have " +
-                      std::to_string(layout->segment_bytes.size()) + " segments, at most " +
-                      std::to_string(protocol::kMaxSegmentsPerGroup) + " are allowed");
+  for (const protocol::GroupSpec& group : spec.groups) {
+    const Result<GroupView> view = view_group(group);
+    if (!view) return view.status();
+    GroupSpec machine_group;
+    machine_group.name = group.name;
+    machine_group.block_bytes = block_bytes(*view);
+    machine_group.num_blocks = group.num_blocks;
+    machine_group.block_tokens = group.block_tokens;
+    machine_group.one_segment = view->layout == KvLayout::kLbhnc;
+    machine_group.reserve_block_zero = group.reserve_block_zero;
+    machine_group.max_blocks = group.max_blocks == group.num_blocks ? 0 : group.max_blocks;
+    machine_group.segment_bytes = group.segment_bytes;
+    std::visit(KindOf{machine_group, spec.groups.size() == 1}, group.kind);
+    if (Status status = check_segments(machine_group); !status.ok()) return status;
+    // The keys of pools of one group do not depend on how many groups others have.
+    const std::string prefix = spec.groups.size() > 1 ? group.name + "." : "";
+    for (auto& [name, text] : std::visit(KindIdentity{*view}, group.kind))
+      result.identity.emplace_back(prefix + name, std::move(text));
+    result.groups.push_back(std::move(machine_group));
+  }
   return result;
 }
 

@@ -1,5 +1,7 @@
 #include "daemon/pool_store.h"
 
+#include <cstring>
+
 #include "allocator/host_memory.h"
 #include "larder/check.h"
 
@@ -20,6 +22,12 @@ void OwnerTable::set(int32_t block, uint64_t word) {
   LARDER_CHECK(block >= 0 && block < num_blocks_, block, num_blocks_);
   auto* words = reinterpret_cast<uint64_t*>(mapping_.data());
   std::atomic_ref(words[block]).store(word, std::memory_order_release);
+}
+
+void OwnerTable::set_all(const std::vector<uint64_t>& words) {
+  LARDER_CHECK(std::ssize(words) == num_blocks_, words.size(), num_blocks_);
+  // Nobody has the table yet.
+  std::memcpy(mapping_.data(), words.data(), words.size() * sizeof(uint64_t));
 }
 
 StoredPool* PoolStore::find(PoolId pool) {

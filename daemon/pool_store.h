@@ -12,6 +12,7 @@
 #include "allocator/mapped_range.h"
 #include "allocator/segment.h"
 #include "allocator/state_machine.h"
+#include "daemon/pool_counters.h"
 #include "protocol/messages.h"
 
 namespace larder::daemon {
@@ -21,6 +22,7 @@ class OwnerTable {
  public:
   explicit OwnerTable(int64_t num_blocks);  // throws SystemError
   void set(int32_t block, uint64_t word);
+  void set_all(const std::vector<uint64_t>& words);  // one per block
   int fd() const { return segment_.fd.get(); }
   static int64_t size_bytes(int64_t num_blocks);
 
@@ -34,12 +36,15 @@ struct StoredGroup {
   protocol::GroupSpec spec;
   protocol::GroupLayout layout;
   OwnerTable owners;
-  std::map<uint32_t, SegmentId> segment_ids;  // by position in the mapped range
+  std::map<uint32_t, SegmentId> segment_ids;  // by extent, of those that are there
 };
 
 struct StoredPool {
   std::vector<StoredGroup> groups;
-  bool created = false;  // all segments are there
+  SharedCounters counters;
+  bool created = false;  // all its first segments are there
+  int64_t unit_tokens = 1;
+  std::vector<int32_t> blocks_per_unit = {};  // by group
 };
 
 class PoolStore {
@@ -48,14 +53,12 @@ class PoolStore {
   StoredPool* find(PoolId pool);
   const StoredPool* find(PoolId pool) const;
   void remove_pool(PoolId pool) { pools_.erase(pool); }
-  void remove_uncreated() {
-    std::erase_if(pools_, [](const auto& entry) { return !entry.second.created; });
-  }
   const std::map<PoolId, StoredPool>& pools() const { return pools_; }
 
   void add_segment(SegmentId id, Segment segment) { segments_.emplace(id, std::move(segment)); }
   void remove_segment(SegmentId id) { segments_.erase(id); }
   const Segment* find_segment(SegmentId id) const;
+  int64_t num_segments() const { return std::ssize(segments_); }
 
  private:
   std::map<PoolId, StoredPool> pools_;

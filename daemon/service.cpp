@@ -1,43 +1,30 @@
-// Connections: how a session comes, goes, and what of it outlives its connection.
+// The service as a whole: start, time, shutdown.
 #include "daemon/service.h"
 
 #include <chrono>
+#include <poll.h>
 
 #include <openssl/rand.h>
 #include <spdlog/spdlog.h>
 
 #include "larder/check.h"
-#include "larder/system_error.h"
 #include "protocol/limits.h"
+#include "protocol/notices.h"
 
 namespace larder::daemon {
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(50);
 constexpr int64_t kHandshakeUs = 10'000'000;
-constexpr int64_t kKeeperRetryUs = 1'000'000;
-// Room for connections that have not said hello, and for those about to be refused.
-constexpr size_t kMaxConnections = 2 * protocol::kMaxSessions;
 
-void fill_random(void* data, size_t size) {
-  LARDER_CHECK(RAND_bytes(static_cast<unsigned char*>(data), static_cast<int>(size)) == 1);
-}
-
-MachineConfig machine_config(const Config& config) {
-  MachineConfig machine;
-  machine.memory_bytes = config.memory_bytes;
-  machine.max_pools = protocol::kMaxPools;
-  for (const TenantConfig& tenant : config.tenants) {
-    std::string salt(32, '\0');
-    fill_random(salt.data(), salt.size());
-    machine.salts.emplace(tenant.name, salt);
-  }
-  return machine;
+bool is_readable(int fd) {
+  pollfd entry{fd, POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
 }
 
 uint64_t random_boot_id() {
   uint64_t id = 0;
-  fill_random(&id, sizeof id);
+  LARDER_CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(&id), sizeof id) == 1);
   return id | 1;  // never 0, which means "unknown"
 }
 
@@ -49,231 +36,141 @@ Service::Service(boost::asio::io_context& loop, const Config& config, KeeperClie
       config_(config),
       keeper_(std::move(keeper)),
       executor_(loop, std::move(executor_path), config.log_level),
-      machine_(machine_config(config)),
+      recorded_(*this),
       boot_id_(random_boot_id()),
       started_at_us_(now_us()),
       tick_timer_(loop) {}
 
 Service::~Service() {
-  for (auto& [id, session] : sessions_) session->connection->close();
+  for (auto& [number, guest] : guests_) guest.connection->close();
+  for (auto& [id, session] : sessions_) {
+    if (session->connection) session->connection->close();
+    if (session->notices) session->notices->close();
+  }
 }
 
 void Service::start() {
   executor_.start({
-      [this] { tell_executor_all(); },
+      [this] {
+        if (const Status status = deposit_executor(keeper_);
+            !status.ok() && status.code() != ErrorCode::kUnavailable)
+          spdlog::error("event=executor_not_deposited error=\"{}\"", status.to_string());
+        tell_executor_all();
+      },
       [] { spdlog::info("event=executor_ready"); },
       [this] { on_executor_died(); },
       [this](const protocol::Copied& copied) {
         copies_.erase(copied.copy);
         apply(CopyDone{copied.copy, copied.status});
       },
-      [this](const protocol::Counters& counters) { metrics_.set_executor_counters(counters); },
       [this](const protocol::BrokenRing& broken) {
         spdlog::warn("event=ring_broken session={} error=\"{}\"", broken.session, broken.message);
-        Session* session = find(SessionId{broken.session});
-        if (session == nullptr || !session->connection->is_open()) return;
-        session->connection->close();
-        on_closed(session->id);
+        end_session(SessionId{broken.session}, End::kEnded);
       },
   });
   tick();
 }
 
-int64_t Service::now_us() const {
+int64_t Service::now() {
   return std::chrono::duration_cast<std::chrono::microseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
-Session* Service::find(SessionId id) {
-  const auto found = sessions_.find(id);
-  return found == sessions_.end() ? nullptr : found->second.get();
-}
-
-void Service::accept(OwnFd socket) {
-  if (sessions_.size() >= kMaxConnections) {
-    spdlog::warn("event=connection_refused connections={}", sessions_.size());
-    return;
-  }
-  auto session = std::make_unique<Session>();
-  session->id = SessionId{next_session_++};
-  session->peer = peer_identity(socket.get());
-  session->pidfd = open_peer_pidfd(socket.get(), session->peer);
-  session->connected_at_us = now_us();
-  session->connection =
-      std::make_shared<Connection>(loop_, std::move(socket), protocol::kMaxQueuedRepliesPerSession);
-  const SessionId id = session->id;
-  const std::shared_ptr<Connection> connection = session->connection;
-  sessions_.emplace(id, std::move(session));
-  connection->start(
-      {[this, id](protocol::Received received) { on_message(id, std::move(received)); },
-       [this, id] { on_closed(id); }});
-}
-
-void Service::on_message(SessionId id, protocol::Received received) {
-  Session* session = find(id);
-  if (session == nullptr) return;
-  if (received.kind == protocol::Received::Kind::kRefused)
-    return reply(*session, 0, received.status);
-  protocol::DecodedRequest decoded = protocol::decode_request(received.bytes);
-  if (!decoded.request) return reply(*session, decoded.id, decoded.request.status());
-  if (!received.fds.empty())
-    return reply(*session, decoded.id,
-                 Status(ErrorCode::kInvalidArgument, "the request carries " +
-                                                         std::to_string(received.fds.size()) +
-                                                         " fds, none is expected"));
-  // A failure of the system is this request's failure, not the daemon's.
-  try {
-    handle(*session, std::move(*decoded.request));
-  } catch (const SystemError& error) {
-    spdlog::error("event=request_failed session={} error=\"{}\"", value(id), error.what());
-    const int number = error.code().value();
-    const bool exhausted =
-        number == EMFILE || number == ENFILE || number == ENOMEM || number == ENOSPC;
-    if (Session* still_there = find(id))
-      reply(*still_there, decoded.id,
-            Status(exhausted ? ErrorCode::kResourceExhausted : ErrorCode::kInternal, error.what()));
-  }
-}
-
-void Service::on_closed(SessionId id) {
-  Session* session = find(id);
-  if (session == nullptr) return;
-  spdlog::info("event=session_closed session={} client=\"{}\" goodbye={}", value(id),
-               session->client_name, session->goodbye);
-  std::erase_if(pending_, [id](const auto& entry) { return entry.second.session == id; });
-  if (!session->connected) {
-    executor_.send(protocol::DropSession{value(id)});
-    sessions_.erase(id);
-    if (draining_ && sessions_.empty() && drained_) drained_();
-    return;
-  }
-  // The executor lets go of the session's ring first: after that, nothing that the session has
-  // submitted can run into a block that somebody else has got. One that starts later is not told.
-  if (executor_.pid() == 0) return forget(id);
-  executor_.send(protocol::DropSession{value(id)});
-  executor_.when_idle(value(id), [this, id] { forget(id); });
-}
-
-void Service::forget(SessionId id) {
-  auto node = sessions_.extract(id);
-  if (node.empty()) return;
-  const bool fenced = node.mapped()->goodbye || !node.mapped()->mapped;
-  leaving_.insert(std::move(node));
-  apply(CloseSession{id, fenced});
-  leaving_.erase(id);
-  if (draining_ && sessions_.empty() && drained_) drained_();
-}
-
-// An open block that an engine itself could write is free again when its process is gone and its
-// socket is at EOF; this is called after the latter, for sessions that have such blocks.
-void Service::watch_writer(SessionId id) {
-  auto node = leaving_.extract(id);
-  LARDER_CHECK(!node.empty(), value(id));
-  std::unique_ptr<Session> session = std::move(node.mapped());
-  session->arena.reset();
-  const int pidfd = session->pidfd.release();
-  if (pidfd < 0)
-    spdlog::warn("event=writer_unprovable session={} pid={}", value(id), session->peer.pid);
-  auto& writer =
-      writers_.emplace(id, Writer{std::move(session), boost::asio::posix::stream_descriptor(loop_)})
-          .first->second;
-  if (pidfd < 0) return;
-  writer.process.assign(pidfd);
-  writer.process.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                            [this, id](const boost::system::error_code& error) {
-                              if (error) return;
-                              spdlog::info("event=session_fenced session={}", value(id));
-                              writers_.erase(id);
-                              apply(SessionFenced{id});
-                            });
-}
-
 void Service::drain(std::function<void()> then) {
   draining_ = true;
   drained_ = std::move(then);
+  for (const auto& [id, session] : sessions_)
+    if (session->notices) session->notices->send(protocol::encode(protocol::ShuttingDown{}));
   if (sessions_.empty()) drained_();
 }
 
+// -------------------------------------------------------------------------------------------- time
+
 void Service::tick() {
   expire_requests();
-  end_silent_connections();
+  end_silent_guests();
+  end_absent_sessions();
+  end_overdue_sessions();
+  forget_settled_sessions();
   reconnect_keeper();
-  for (const auto& [id, session] : sessions_)
-    if (!session->connection->is_open()) executor_.end_if_stuck(value(id));
+  for (const auto& [id, closing] : closing_)
+    if (!closing.drained) executor_.end_if_stuck(value(id));
   tick_timer_.expires_after(kTick);
   tick_timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error) tick();
   });
 }
 
-// The entries stay until the machine answers: what the answer does to the session must not be lost.
+// One that waits for memory is cancelled. The entries of others stay until the machine answers:
+// what the answer does to the session must not be lost.
 void Service::expire_requests() {
   const int64_t now = now_us();
-  for (auto& [ticket, pending] : pending_) {
+  std::vector<RequestName> expired;
+  for (auto& [request, pending] : pending_) {
     if (pending.answered || pending.deadline_us == 0 || now < pending.deadline_us) continue;
     pending.answered = true;
-    if (Session* session = find(pending.session))
-      reply(*session, pending.id,
+    expired.push_back(request);
+  }
+  for (const RequestName& request : expired) {
+    const auto& [id, number] = request;
+    if (Session* session = find(id))
+      reply(*session, number,
             Status(ErrorCode::kDeadlineExceeded, "the request's deadline has passed"));
+    if (!pending_.at(request).applied) continue;
+    apply(CancelRequest{id, number});
+    if (machine().is_waiting(id, number) || pending_.erase(request) == 0) continue;
+    if (Session* session = find(id)) --session->num_pending;
   }
 }
 
-void Service::end_silent_connections() {
+void Service::end_silent_guests() {
   const int64_t now = now_us();
-  std::vector<SessionId> silent;
-  for (const auto& [id, session] : sessions_)
-    if (!session->connected && now - session->connected_at_us > kHandshakeUs) silent.push_back(id);
-  for (const SessionId id : silent) {
-    find(id)->connection->close();
-    on_closed(id);
-  }
+  std::erase_if(guests_, [&](const auto& entry) {
+    if (now - entry.second.connected_at_us <= kHandshakeUs) return false;
+    entry.second.connection->close();
+    return true;
+  });
 }
 
-// A keeper that was restarted holds nothing: it is given everything again.
-void Service::reconnect_keeper() {
-  if (keeper_.connected() || now_us() < keeper_retry_us_) return;
-  keeper_retry_us_ = now_us() + kKeeperRetryUs;
-  auto keeper = KeeperClient::connect(config_.keeper_socket_path);
-  if (!keeper) return;
-  if (Status status = keeper->clear(); !status.ok()) return;
-  keeper_ = std::move(*keeper);
-  for (const auto& [id, pool] : store_.pools())
-    for (uint32_t group = 0; group < pool.groups.size(); ++group)
-      for (const auto& [index, segment_id] : pool.groups[group].segment_ids) {
-        const Segment& segment = *store_.find_segment(segment_id);
-        if (!deposit({segment_id, id, group, index, segment.size_bytes}, segment).ok()) return;
-      }
-  spdlog::info("event=keeper_reconnected pid={} segments={}", keeper_.pid(), keeper_.num_entries());
+void Service::end_absent_sessions() {
+  const int64_t now = now_us();
+  std::vector<std::pair<SessionId, End>> ended;
+  for (const auto& [id, session] : sessions_) {
+    if (session->absent_until_us == 0) continue;
+    // Nobody who could resume it has its end of the lifeline any more.
+    if (session->lifeline.valid() && is_readable(session->lifeline.get()))
+      ended.emplace_back(id, End::kPeerClosed);
+    else if (now >= session->absent_until_us)
+      ended.emplace_back(id, End::kNotBack);
+  }
+  for (const auto& [id, how] : ended) end_session(id, how);
+}
+
+// What they have mapped stays charged to their tenant until their process is gone.
+void Service::end_overdue_sessions() {
+  const int64_t now = now_us();
+  std::vector<SessionId> overdue;
+  for (const auto& [id, session] : sessions_)
+    for (const auto& [place, unmapping] : session->unmapping)
+      if (session->is_connected() && now >= unmapping.deadline_us &&
+          (overdue.empty() || overdue.back() != id))
+        overdue.push_back(id);
+  for (const SessionId id : overdue) {
+    const Session& session = *find(id);
+    spdlog::warn("event=unmap_overdue session={} client=\"{}\" pid={} extents={} deadline_ms={}",
+                 value(id), session.record.client_name, session.record.pid,
+                 session.unmapping.size(), config_.unmap_deadline_ms);
+    end_session(id, End::kEnded);
+  }
 }
 
 std::optional<std::string> Service::not_ready() const {
   if (draining_) return "shutting down";
-  if (!keeper_.connected()) return "the keeper is gone";
+  if (!keeper_.connected()) return "the keeper is gone: nothing new is safe until it is back";
+  if (journal_lag_) return "the keeper does not have the journal: " + journal_lag_->to_string();
   if (!executor_.ready()) return "the executor is not ready";
   return std::nullopt;
-}
-
-std::string Service::metrics_text() {
-  return metrics_.render(machine_.pool_stats(), status(), static_cast<int64_t>(writers_.size()));
-}
-
-protocol::DaemonStatus Service::status() const {
-  protocol::DaemonStatus status;
-  status.version = LARDER_VERSION;
-  status.pid = ::getpid();
-  status.uptime_us = static_cast<uint64_t>(now_us() - started_at_us_);
-  status.memory_bytes = machine_.memory_bytes();
-  status.physical_bytes = machine_.physical_bytes();
-  status.num_pools = static_cast<int64_t>(store_.pools().size());
-  status.num_sessions = static_cast<int64_t>(sessions_.size());
-  status.executor_pid = executor_.pid();
-  status.executor_restarts = executor_.restarts();
-  status.keeper_pid = keeper_.pid();
-  status.keeper_segments = static_cast<int64_t>(keeper_.num_entries());
-  status.backend = "host";
-  status.ready = !not_ready().has_value();
-  return status;
 }
 
 }  // namespace larder::daemon

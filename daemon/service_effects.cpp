@@ -1,14 +1,18 @@
-// Carrying out what the state machine decides, in order: memory, keeper, executor, replies.
+// Carrying out what the state machine decides, in order: executor, sessions, replies.
 #include <cstring>
 
 #include <spdlog/spdlog.h>
 
 #include "allocator/host_memory.h"
 #include "client/group_view.h"
+#include "daemon/attachment.h"
+#include "daemon/pool_identity.h"
 #include "daemon/service.h"
+#include "daemon/unit_order.h"
 #include "larder/check.h"
 #include "larder/system_error.h"
 #include "protocol/limits.h"
+#include "protocol/notices.h"
 
 namespace larder::daemon {
 namespace {
@@ -17,23 +21,10 @@ namespace {
 // failed.
 constexpr int kDeathsBeforeFailing = 3;
 
-// What the keeper stores beside a segment's fd.
-struct SegmentMetadata {
-  char magic[8] = {'s', 'e', 'g', 'm', 'e', 'n', 't', '1'};
-  uint64_t pool = 0;
-  uint32_t group = 0;
-  uint32_t index = 0;
-  int64_t size_bytes = 0;
-  uint8_t reserved[32] = {};
-};
-static_assert(sizeof(SegmentMetadata) == 64);
-
-protocol::Block from_ref(const BlockRef& ref) { return {ref.id, ref.generation}; }
-
 std::vector<protocol::Block> from_refs(const std::vector<BlockRef>& refs) {
   std::vector<protocol::Block> blocks;
   blocks.reserve(refs.size());
-  for (const BlockRef& ref : refs) blocks.push_back(from_ref(ref));
+  for (const BlockRef& ref : refs) blocks.push_back({ref.id, ref.generation});
   return blocks;
 }
 
@@ -50,6 +41,8 @@ OwnFd share_floats(const std::vector<float>& values) {
 
 struct ToWire {
   const PoolStore& store;
+  std::vector<OwnFd>& fds;
+  std::vector<int32_t> blocks_per_unit;  // of the pool that the request named
 
   protocol::ReplyBody operator()(Status body) const { return body; }
   protocol::ReplyBody operator()(Done) const { return protocol::Done{}; }
@@ -63,146 +56,179 @@ struct ToWire {
     return protocol::Blocks{from_refs(body.blocks)};
   }
   protocol::ReplyBody operator()(const BlocksPublished& body) const {
+    const std::vector<protocol::Block> blocks =
+        reorder_units(from_refs(body.blocks), blocks_per_unit, UnitOrder::kToWire);
     protocol::Published reply;
-    for (size_t i = 0; i < body.blocks.size(); ++i)
-      reply.blocks.push_back({body.keys[i], from_ref(body.blocks[i])});
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      // A key names a unit; in a pool of several groups the blocks past the units have none.
+      const BlockKey key = i < body.keys.size() ? body.keys[i] : BlockKey{};
+      reply.blocks.push_back({key, blocks[i]});
+    }
     return reply;
   }
   protocol::ReplyBody operator()(const PrefixFound& body) const {
-    return protocol::Prefix{body.hit_tokens, from_refs(body.blocks)};
+    return protocol::Prefix{body.hit_tokens, reorder_units(from_refs(body.blocks), blocks_per_unit,
+                                                           UnitOrder::kToWire)};
+  }
+  protocol::ReplyBody operator()(const ExtentsMapped& body) const {
+    protocol::Segments reply;
+    for (const SegmentId id : body.segments) {
+      const Segment* segment = store.find_segment(id);
+      reply.size_bytes.push_back(segment == nullptr ? 0 : segment->size_bytes);
+      if (segment != nullptr) fds.push_back(duplicate(segment->fd.get()));
+    }
+    return reply;
+  }
+  protocol::ReplyBody operator()(const Resized& body) const {
+    return protocol::Resized{body.blocks_before, body.blocks_after, body.bytes_before,
+                             body.bytes_after};
   }
 };
 
 }  // namespace
 
-// Effects can make new events (a segment was created); they are applied after the ones before.
-void Service::apply(Event event) {
-  events_.push_back(std::move(event));
-  if (applying_) return;
-  applying_ = true;
-  while (!events_.empty()) {
-    const Event next = std::move(events_.front());
-    events_.pop_front();
-    for (Effect& effect : machine_.apply(next, now_us())) {
-      // What the machine has decided stands; the effects after one that failed are still due.
-      try {
-        carry_out(std::move(effect));
-      } catch (const SystemError& error) {
-        spdlog::error("event=effect_failed error=\"{}\"", error.what());
-      }
-    }
+// What the machine has decided stands; the effects after one that failed are still due.
+void Service::carry_out(Effect effect) {
+  try {
+    carry_out_one(effect);
+  } catch (const SystemError& error) {
+    spdlog::error("event=effect_failed error=\"{}\"", error.what());
   }
-  applying_ = false;
 }
 
-void Service::carry_out(Effect effect) {
-  if (const auto* create = std::get_if<CreateSegment>(&effect)) {
-    create_segment(*create);
-  } else if (const auto* drop = std::get_if<DropSegment>(&effect)) {
-    store_.remove_segment(drop->segment);
-    if (Status status = keeper_.drop(value(drop->segment)); !status.ok())
-      spdlog::error("event=keeper_drop_failed error=\"{}\"", status.to_string());
+void Service::carry_out_one(Effect& effect) {
+  if (const auto* word = std::get_if<SetOwnerWord>(&effect)) {
+    store_.find(word->pool)->groups[word->group].owners.set(word->block, word->word);
+  } else if (auto* reply = std::get_if<Reply>(&effect)) {
+    answer(std::move(*reply));
   } else if (const auto* created = std::get_if<PoolCreated>(&effect)) {
     StoredPool& pool = *store_.find(created->pool);
     pool.created = true;
-    try {
-      tell_executor_pool(created->pool, pool);
-    } catch (const SystemError& error) {
-      // A fresh executor is told everything again, by when there may be descriptors.
-      spdlog::error("event=executor_not_told pool={} error=\"{}\"", value(created->pool),
-                    error.what());
-      executor_.restart();
-    }
+    tell_executor_or_restart([&] { tell_executor_pool(created->pool, pool); });
     spdlog::info("event=pool_created pool={}", value(created->pool));
   } else if (const auto* destroyed = std::get_if<PoolDestroyed>(&effect)) {
     executor_.send(protocol::DropPool{value(destroyed->pool)});
-    store_.remove_pool(destroyed->pool);
-    metrics_.forget_pool(value(destroyed->pool));
+    forget_pool(destroyed->pool);
     spdlog::info("event=pool_destroyed pool={}", value(destroyed->pool));
-  } else if (const auto* word = std::get_if<SetOwnerWord>(&effect)) {
-    store_.find(word->pool)->groups[word->group].owners.set(word->block, word->word);
+  } else if (const auto* added = std::get_if<ExtentAdded>(&effect)) {
+    const OwnFd fd = duplicate(store_.find_segment(added->segment)->fd.get());
+    tell_executor_or_restart([&] {
+      std::vector<OwnFd> fds;
+      fds.push_back(duplicate(fd.get()));
+      executor_.send(
+          protocol::AddSegments{
+              value(added->pool), added->group, {added->size_bytes}, added->index},
+          std::move(fds));
+    });
+  } else if (const auto* removed = std::get_if<ExtentRemoved>(&effect)) {
+    store_.find(removed->pool)->groups[removed->group].segment_ids.erase(removed->index);
+    executor_.send(protocol::DropExtent{value(removed->pool), removed->group, removed->index});
   } else if (auto* copy = std::get_if<RunCopy>(&effect)) {
     executor_.send(
         protocol::CopyBlocks{copy->copy, value(copy->pool), copy->group, copy->from, copy->to});
     copies_.emplace(copy->copy, std::move(*copy));
+  } else if (const auto* unmap = std::get_if<UnmapSegment>(&effect)) {
+    ask_to_unmap(*unmap);
   } else if (const auto* fence = std::get_if<FenceSession>(&effect)) {
-    watch_writer(fence->session);
-  } else {
-    answer(std::get<Reply>(std::move(effect)));
+    // Of a session that was closing when the last larderd ended; others are watched already.
+    auto fds = closing_fds_.extract(fence->session);
+    if (!fds.empty())
+      watch_closing(closing_.at(fence->session), std::move(fds.mapped().first),
+                    std::move(fds.mapped().second));
   }
 }
 
-void Service::create_segment(const CreateSegment& effect) {
-  Status status;
+// A fresh executor is told everything again, by when there may be descriptors.
+void Service::tell_executor_or_restart(const std::function<void()>& tell) {
   try {
-    if (store_.find(effect.pool) == nullptr) add_staged_pool(effect.pool);
-    Segment segment = create_host_segment("larder-pool", effect.size_bytes);
-    status = deposit(effect, segment);
-    if (status.ok()) {
-      store_.find(effect.pool)->groups[effect.group].segment_ids[effect.index] = effect.segment;
-      store_.add_segment(effect.segment, std::move(segment));
-    }
+    tell();
   } catch (const SystemError& error) {
-    status = {ErrorCode::kResourceExhausted, error.what()};
+    spdlog::error("event=executor_not_told error=\"{}\"", error.what());
+    executor_.restart();
   }
-  events_.push_back(SegmentCreated{effect.segment, status});
 }
 
-Status Service::deposit(const CreateSegment& effect, const Segment& segment) {
-  SegmentMetadata metadata;
-  metadata.pool = value(effect.pool);
-  metadata.group = effect.group;
-  metadata.index = effect.index;
-  metadata.size_bytes = effect.size_bytes;
-  std::array<uint8_t, 64> bytes;
-  std::memcpy(bytes.data(), &metadata, sizeof metadata);
-  return keeper_.put(value(effect.segment), segment.fd.get(), bytes);
+void Service::ask_to_unmap(const UnmapSegment& effect) {
+  Session* session = find(effect.session);
+  if (session == nullptr) return;
+  // Without a notice socket nobody can be asked: the deadline ends such a session.
+  session->unmapping[{value(effect.pool), effect.group, effect.index}] = {
+      effect.segment, now() + int64_t{config_.unmap_deadline_ms} * 1000};
+  if (session->notices)
+    session->notices->send(
+        protocol::encode(protocol::Unmap{value(effect.pool), effect.group, effect.index}));
 }
 
-void Service::add_staged_pool(PoolId id) {
-  LARDER_CHECK(staged_spec_.has_value(), value(id));
-  StoredPool pool;  // added when it is whole: an ownership table may find no memory
-  for (const protocol::GroupSpec& spec : staged_spec_->groups) {
-    // The same checks have passed when the event was made.
-    const GroupView view = view_group(spec).value();
-    const GroupLayout machine_layout =
-        lay_out_group(block_bytes(view), spec.num_blocks, view.layout == KvLayout::kLbhnc).value();
+Result<StoredPool> Service::make_pool(const PoolRecord& record,
+                                      std::optional<SharedCounters> counters) {
+  Result<protocol::PoolSpec> spec = pool_spec(record.attachment);
+  if (!spec) return spec.status();
+  Result<PoolSpec> machine_spec = to_machine_spec(*spec);
+  if (!machine_spec || machine_spec->groups.size() != record.layouts.size())
+    return Status(ErrorCode::kInternal, "this build cannot serve pool " +
+                                            std::to_string(value(record.pool)) + ": " +
+                                            machine_spec.status().message());
+  StoredPool pool{{}, counters ? std::move(*counters) : SharedCounters::create()};
+  pool.unit_tokens = unit_tokens(machine_spec->groups);
+  for (size_t i = 0; i < spec->groups.size(); ++i) {
+    const protocol::GroupSpec& group = spec->groups[i];
+    const GroupLayout& machine_layout = record.layouts[i];
+    const GroupView view = view_group(group).value();
     protocol::GroupLayout layout;
     layout.block_bytes = machine_layout.block_bytes;
     layout.block_stride_bytes =
         view.layout == KvLayout::kBlhnc ? machine_layout.block_stride_bytes : view.page.page_bytes;
-    layout.layer_stride_bytes = layer_stride_bytes(view, spec.num_blocks);
-    layout.num_blocks = spec.num_blocks;
+    layout.layer_stride_bytes = layer_stride_bytes(view, machine_layout.num_blocks);
+    layout.num_blocks = machine_layout.grows() ? group.num_blocks : machine_layout.num_blocks;
+    layout.max_blocks = machine_layout.num_blocks;
+    layout.extent_bytes = machine_layout.extent_bytes;
     layout.segment_bytes = machine_layout.segment_bytes;
-    pool.groups.push_back({spec, std::move(layout), OwnerTable(spec.num_blocks), {}});
+    OwnerTable owners(layout.num_ids());
+    pool.groups.push_back({group, std::move(layout), std::move(owners), {}});
+    pool.blocks_per_unit.push_back(blocks_in_unit(machine_spec->groups, machine_spec->groups[i]));
   }
-  store_.add_pool(id, std::move(pool));
+  return pool;
+}
+
+void Service::forget_pool(PoolId pool) {
+  store_.remove_pool(pool);
+  if (Status status =
+          keeper_.drop(protocol::keeper_key(protocol::KeeperKind::kCounters, value(pool)));
+      !status.ok() && status.code() != ErrorCode::kUnavailable)
+    spdlog::error("event=keeper_drop_failed error=\"{}\"", status.to_string());
 }
 
 void Service::answer(Reply effect) {
-  const auto node = pending_.extract(effect.request);
-  if (node.empty()) return;  // the session has closed
-  const Pending& pending = node.mapped();
-  Session* session = find(pending.session);
+  Session* session = find(effect.session);
   if (session == nullptr) return;
-  --session->num_pending;
-  if (pending.closes && std::holds_alternative<Done>(effect.body)) {
-    session->pools.erase(*pending.closes);
-    executor_.send(protocol::DetachPool{value(session->id), value(*pending.closes)});
+  const auto node = pending_.extract({effect.session, effect.request});
+  if (!node.empty()) --session->num_pending;
+  if (!node.empty() && node.mapped().closes && std::holds_alternative<Done>(effect.body)) {
+    const PoolId closed = *node.mapped().pool;
+    session->pools.erase(closed);
+    executor_.send(protocol::DetachPool{value(session->id), value(closed)});
   }
   if (const auto* opened = std::get_if<PoolOpened>(&effect.body)) {
     session->pools.insert(opened->pool);
     executor_.send(protocol::AttachPool{value(session->id), value(opened->pool)});
   }
-  if (!pending.answered)
-    reply(*session, pending.id, std::visit(ToWire{store_}, std::move(effect.body)));
+  if (std::holds_alternative<ExtentsMapped>(effect.body)) session->mapped = true;
+  if (node.empty() || node.mapped().answered) return;  // the client asks again, or not any more
+  std::vector<OwnFd> fds;
+  protocol::ReplyBody body = std::visit(
+      ToWire{store_, fds,
+             node.mapped().pool ? blocks_per_unit(*node.mapped().pool) : std::vector<int32_t>()},
+      std::move(effect.body));
+  reply(*session, effect.request, std::move(body), std::move(fds));
 }
+
+// ---------------------------------------------------------------------------------------- executor
 
 void Service::tell_executor_all() {
   for (const auto& [id, pool] : store_.pools())
     if (pool.created) tell_executor_pool(id, pool);
   for (const auto& [id, session] : sessions_)
-    if (session->arena && session->connection->is_open()) tell_executor_session(*session);
+    if (session->arena) tell_executor_session(*session);
   for (const auto& [id, copy] : copies_)
     executor_.send(protocol::CopyBlocks{id, value(copy.pool), copy.group, copy.from, copy.to});
 }
@@ -211,27 +237,38 @@ void Service::tell_executor_pool(PoolId id, const StoredPool& pool) {
   for (uint32_t index = 0; index < pool.groups.size(); ++index) {
     const StoredGroup& group = pool.groups[index];
     protocol::AddGroup add{value(id), index, group.spec, group.layout};
-    std::vector<OwnFd> group_fds;
-    group_fds.push_back(duplicate(group.owners.fd()));
+    std::vector<OwnFd> fds;
+    fds.push_back(duplicate(group.owners.fd()));
+    fds.push_back(duplicate(pool.counters.fd()));
     if (auto* attention = std::get_if<protocol::AttentionGroup>(&add.spec.kind))
       if (const auto offsets = std::get<std::vector<float>>(
               std::exchange(attention->key_offsets, std::vector<float>()));
           !offsets.empty())
-        group_fds.push_back(share_floats(offsets));
-    executor_.send(add, std::move(group_fds));
-    protocol::AddSegments batch{value(id), index, {}};
-    std::vector<OwnFd> fds;
-    for (const auto& [position, segment_id] : group.segment_ids) {
-      const Segment* segment = store_.find_segment(segment_id);
-      batch.size_bytes.push_back(segment->size_bytes);
-      fds.push_back(duplicate(segment->fd.get()));
-      if (fds.size() < protocol::kMaxFdsPerMessage && position + 1 < group.segment_ids.size())
-        continue;
-      executor_.send(batch, std::move(fds));
-      batch.size_bytes.clear();
-      fds.clear();
-    }
+        fds.push_back(share_floats(offsets));
+    executor_.send(add, std::move(fds));
+    tell_executor_segments(id, index, group);
   }
+}
+
+// Runs of extents that are there, at most a message's worth at a time.
+void Service::tell_executor_segments(PoolId id, uint32_t group_index, const StoredGroup& group) {
+  protocol::AddSegments batch{value(id), group_index, {}};
+  std::vector<OwnFd> fds;
+  const auto send = [&] {
+    if (!fds.empty()) executor_.send(batch, std::move(fds));
+    batch.size_bytes.clear();
+    fds.clear();
+  };
+  for (const auto& [index, segment_id] : group.segment_ids) {
+    if (fds.size() == protocol::kMaxFdsPerMessage ||
+        index != batch.first_index + batch.size_bytes.size())
+      send();
+    if (fds.empty()) batch.first_index = index;
+    const Segment* segment = store_.find_segment(segment_id);
+    batch.size_bytes.push_back(segment->size_bytes);
+    fds.push_back(duplicate(segment->fd.get()));
+  }
+  send();
 }
 
 void Service::tell_executor_session(const Session& session) {
@@ -246,7 +283,6 @@ void Service::tell_executor_session(const Session& session) {
 // What an executor was running when it died stands at the head of some ring. A head that has stood
 // through several deaths may be the cause, and is not run again.
 void Service::on_executor_died() {
-  metrics_.executor_died();
   for (const auto& [id, session] : sessions_) {
     if (!session->arena || !session->arena->busy()) continue;
     const uint32_t head = session->arena->header().submit_head.load(std::memory_order_acquire);

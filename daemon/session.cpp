@@ -17,6 +17,12 @@ SessionArena::SessionArena(uint64_t size_bytes)
   arena_.format();
 }
 
+SessionArena::SessionArena(OwnFd arena, OwnFd eventfd, uint64_t size_bytes)
+    : segment_{std::move(arena), static_cast<int64_t>(size_bytes)},
+      mapping_(SharedMapping::map(segment_.fd.get(), segment_.size_bytes, true)),
+      arena_(std::span(mapping_.data(), static_cast<size_t>(segment_.size_bytes))),
+      eventfd_(std::move(eventfd)) {}
+
 bool SessionArena::busy() const {
   const protocol::ArenaHeader& shared = arena_.header();
   return shared.submit_tail.load(std::memory_order_acquire) !=

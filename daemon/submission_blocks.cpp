@@ -15,7 +15,7 @@ Result<std::vector<int32_t>> copy_blocks(const SubmissionCall& call, Access acce
   auto blocks =
       call.copy_table<int32_t>("blocks", call.record.blocks, protocol::kMaxTableEntriesPerCall);
   if (!blocks) return blocks;
-  const int64_t num_blocks = call.group.layout.num_blocks;
+  const int64_t num_blocks = call.group.layout.num_ids();
   for (size_t i = 0; i < blocks->size(); ++i) {
     const int32_t block = (*blocks)[i];
     const std::string what = "blocks[" + std::to_string(i) + "]";

@@ -21,9 +21,15 @@ PoolStats pool() {
   return stats;
 }
 
+Metrics::Scrape scrape_of_pool() {
+  Metrics::Scrape scrape;
+  scrape.pools.push_back(pool());
+  return scrape;
+}
+
 TEST_CASE("live and cached blocks are separate figures, and labels are escaped") {
   const Metrics metrics;
-  const std::string text = metrics.render({pool()}, {}, 0);
+  const std::string text = metrics.render(scrape_of_pool());
   const std::string labels = R"({tenant="t",pool="a\"b\\c\nd",state=)";
   CHECK(has(text, "larder_pool_blocks" + labels + "\"open\"} 0"));
   CHECK(has(text, "larder_pool_blocks" + labels + "\"cached\"} 3"));
@@ -33,34 +39,58 @@ TEST_CASE("live and cached blocks are separate figures, and labels are escaped")
 TEST_CASE("every refusal code and every op is there from the first scrape on") {
   Metrics metrics;
   for (int code = 1; code < kNumErrorCodes; ++code)
-    CHECK(has(metrics.render({}, {}, 0),
-              "larder_refusals_total{reason=\"" +
-                  std::string(error_code_name(static_cast<ErrorCode>(code))) + "\"} 0"));
+    CHECK(has(metrics.render({}), "larder_refusals_total{reason=\"" +
+                                      std::string(error_code_name(static_cast<ErrorCode>(code))) +
+                                      "\"} 0"));
   metrics.count_refusal(ErrorCode::kBusy);
   metrics.count_request(protocol::Allocate{});
-  metrics.count_request(protocol::Unserved{"evict"});
-  const std::string text = metrics.render({}, {}, 0);
+  metrics.count_request(protocol::Unserved{"registerImport"});
+  const std::string text = metrics.render({});
   CHECK(has(text, "larder_refusals_total{reason=\"BUSY\"} 1"));
   CHECK(has(text, "larder_requests_total{op=\"allocate\"} 1"));
   CHECK(has(text, "larder_requests_total{op=\"unserved\"} 1"));
   CHECK(has(text, "larder_requests_total{op=\"capabilities\"} 0"));
 }
 
-TEST_CASE("the executor's counters go on over its restarts and go with the pool") {
-  Metrics metrics;
-  metrics.set_executor_counters({{{4, 100, 10, 1}}});
-  metrics.set_executor_counters({{{4, 150, 20, 1}}});
-  metrics.executor_died();
-  metrics.set_executor_counters({{{4, 5, 6, 7}}});
-  protocol::PoolInfo info;
-  info.pool = 4;
-  metrics.add_executor_counters(info);
-  CHECK(info.appended_tokens_total == 155);
-  CHECK(info.attended_rows_total == 26);
+TEST_CASE("what the executor has done and what is quarantined is shown by pool") {
+  const Metrics metrics;
+  Metrics::Scrape scrape = scrape_of_pool();
+  scrape.executed[PoolId{4}] = {155, 26, 8};
+  scrape.pools[0].groups[0].by_fence[static_cast<int>(FenceClass::kPidfd)] = 5;
+  const std::string text = metrics.render(scrape);
   const std::string labels = R"({tenant="t",pool="a\"b\\c\nd"})";
-  CHECK(has(metrics.render({pool()}, {}, 0), "larder_submission_refusals_total" + labels + " 8"));
-  metrics.forget_pool(4);
-  CHECK(has(metrics.render({pool()}, {}, 0), "larder_appended_tokens_total" + labels + " 0"));
+  CHECK(has(text, "larder_appended_tokens_total" + labels + " 155"));
+  CHECK(has(text, "larder_attended_rows_total" + labels + " 26"));
+  CHECK(has(text, "larder_submission_refusals_total" + labels + " 8"));
+  const std::string fence = R"({tenant="t",pool="a\"b\\c\nd",fence=)";
+  CHECK(has(text, "larder_quarantined_blocks" + fence + "\"pidfd\"} 5"));
+  CHECK(has(text, "larder_quarantined_blocks" + fence + "\"mps\"} 0"));
+}
+
+TEST_CASE("how long fencing takes is a histogram by class") {
+  Metrics metrics;
+  metrics.observe_fence(FenceClass::kPidfd, 3'000);
+  metrics.observe_fence(FenceClass::kPidfd, 700'000);
+  const std::string text = metrics.render({});
+  CHECK(has(text, "larder_fence_seconds_count{fence=\"pidfd\"} 2"));
+  CHECK(has(text, "larder_fence_seconds_bucket{fence=\"pidfd\",le=\"0.005\"} 1"));
+  CHECK(has(text, "larder_fence_seconds_bucket{fence=\"pidfd\",le=\"1\"} 2"));
+  CHECK(has(text, "larder_fence_seconds_count{fence=\"executor-only\"} 0"));
+}
+
+TEST_CASE("a tenant's bytes and the sessions that are away are shown") {
+  const Metrics metrics;
+  Metrics::Scrape scrape;
+  scrape.tenants.push_back({"t", 100, 0, 40, 30, 10});
+  scrape.status.num_sessions = 5;
+  scrape.num_absent = 2;
+  scrape.num_closing = 1;
+  const std::string text = metrics.render(scrape);
+  CHECK(has(text, "larder_tenant_bytes{tenant=\"t\",kind=\"guaranteed\"} 100"));
+  CHECK(has(text, "larder_tenant_bytes{tenant=\"t\",kind=\"leaving\"} 10"));
+  CHECK(has(text, "larder_sessions{state=\"connected\"} 3"));
+  CHECK(has(text, "larder_sessions{state=\"absent\"} 2"));
+  CHECK(has(text, "larder_sessions{state=\"closing\"} 1"));
 }
 
 }  // namespace

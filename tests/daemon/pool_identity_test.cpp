@@ -73,14 +73,48 @@ TEST_CASE("what is not served is refused by name") {
           "turboquant_4bit_nc");
   refused([](G&, A& a) { a.encoder = "magic"; }, ErrorCode::kUnsupported, "magic");
   refused([](G&, A& a) { a.key_transform = "smeared"; }, ErrorCode::kUnsupported, "smeared");
-  refused([](G&, A& a) { a.window_tokens = 128; }, ErrorCode::kUnsupported, "128");
+  refused([](G&, A& a) { a.window_tokens = 0; }, ErrorCode::kInvalidArgument, "window_tokens");
   refused([](G& g, A&) { g.layout = "LBNHC"; }, ErrorCode::kUnsupported, "LBNHC");
-  refused([](G& g, A&) { g.max_blocks = 9; }, ErrorCode::kUnsupported, "9");
+  refused([](G& g, A&) { g.max_blocks = 1; }, ErrorCode::kInvalidArgument, "max_blocks is 1");
   refused([](G& g, A&) { g.layer_aliases = {0, 0, 1}; }, ErrorCode::kUnsupported, "layer_aliases");
   refused([](G& g, A&) { g.num_blocks = -4; }, ErrorCode::kInvalidArgument, "-4");
   refused([](G& g, A&) { g.num_blocks = int64_t{1} << 60; }, ErrorCode::kInvalidArgument,
           "num_blocks");
   refused([](G& g, A&) { g.block_tokens = 0; }, ErrorCode::kInvalidArgument, "block_tokens");
+}
+
+TEST_CASE("a window, growth and several groups become what the machine knows of them") {
+  protocol::AttentionGroup windowed = attention();
+  windowed.window_tokens = 128;
+  protocol::PoolSpec pool = pool_with(attention());
+  pool.groups[0].name = "full";
+  protocol::GroupSpec window = pool.groups[0];
+  window.name = "window";
+  window.kind = windowed;
+  window.max_blocks = 2 * window.num_blocks;
+  protocol::GroupSpec state = pool.groups[0];
+  state.name = "state";
+  state.kind = protocol::OpaqueGroup{4096};
+  pool.groups.push_back(window);
+  pool.groups.push_back(state);
+  const auto spec = to_machine_spec(pool);
+  REQUIRE_MESSAGE(spec.ok(), spec.status().to_string());
+  REQUIRE(spec->groups.size() == 3);
+  CHECK(spec->groups[0].kind == GroupKind::kFull);
+  CHECK(spec->groups[0].max_blocks == 0);
+  CHECK(spec->groups[1].kind == GroupKind::kWindow);
+  CHECK(spec->groups[1].window_tokens == 128);
+  CHECK(spec->groups[1].max_blocks == window.max_blocks);
+  CHECK(spec->groups[2].kind == GroupKind::kState);
+  CHECK(spec->groups[2].block_bytes == 4096);
+  CHECK(spec->identity.front().first == "full.kind");
+  CHECK(spec->identity.back() == std::pair<std::string, std::string>("state.block_bytes", "4096"));
+}
+
+TEST_CASE("the only group of an opaque pool is one of blocks like others") {
+  protocol::PoolSpec pool = pool_with(attention());
+  pool.groups[0].kind = protocol::OpaqueGroup{4096};
+  CHECK(to_machine_spec(pool)->groups[0].kind == GroupKind::kFull);
 }
 
 }  // namespace

@@ -249,9 +249,12 @@ TEST_CASE("open blocks stay quarantined while the process that mapped them lives
   REQUIRE(::pipe(go) == 0);
   const pid_t writer = ::fork();
   if (writer == 0) {
-    auto client = Client::connect({.socket_path = node.socket()});
-    auto mine = client->open_pool(small_pool("p", Execution::kInProcess));
-    if (!mine->allocate(3).ok()) ::_exit(3);
+    // Not the client library, which would resume its session.
+    RawSession raw(node);
+    auto mine =
+        raw.control.call_for<protocol::PoolOpened>(protocol::OpenPool{raw_pool("nvfp4", 2, 16)});
+    if (!mine || !raw.control.call(protocol::OpenSegments{mine->pool, 0, 0, 1}).ok()) ::_exit(2);
+    if (!raw.control.call(protocol::Allocate{mine->pool, 0, 3}).ok()) ::_exit(3);
     // The connection goes without a goodbye, the process and its mapping stay.
     for (int fd = 3; fd < 64; ++fd)
       if (fd != ready[1] && fd != go[0]) ::close(fd);
@@ -326,8 +329,9 @@ TEST_CASE("a client that does not read its segments gets no more of them") {
   hello.min_version = hello.max_version = protocol::kMaxVersion;
   hello.tenant = "default";
   hello.role = "append";
+  uint64_t last_request = 0;
   const auto send = [&](protocol::RequestBody body) {
-    const auto bytes = protocol::encode(protocol::Request{1, 0, std::move(body)});
+    const auto bytes = protocol::encode(protocol::Request{++last_request, 0, std::move(body)});
     REQUIRE(protocol::send_before(socket.get(), bytes, {}, deadline).ok());
   };
   const auto receive = [&] {

@@ -43,7 +43,10 @@ std::vector<GroupSpec> specs() {
 daemon::MappedGroup make_group(const GroupSpec& spec) {
   GroupView view = view_group(spec).value();
   const larder::GroupLayout machine =
-      lay_out_group(block_bytes(view), spec.num_blocks, view.layout == KvLayout::kLbhnc).value();
+      lay_out_group(GroupSize{.block_bytes = block_bytes(view),
+                              .num_blocks = spec.num_blocks,
+                              .one_segment = view.layout == KvLayout::kLbhnc})
+          .value();
   protocol::GroupLayout layout{
       machine.block_bytes,
       view.layout == KvLayout::kBlhnc ? machine.block_stride_bytes : view.page.page_bytes,

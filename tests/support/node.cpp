@@ -9,6 +9,8 @@
 
 #include <doctest/doctest.h>
 
+#include "protocol/channel.h"
+
 namespace larder::test {
 namespace {
 
@@ -56,7 +58,11 @@ void Node::start_keeper() {
   keeper_.reset();
   keeper_.emplace(std::vector<std::string>{program("larder-keeper"), "--socket", keeper_socket()},
                   folder_.file("keeper.log"));
-  REQUIRE(eventually([&] { return ::access(keeper_socket().c_str(), F_OK) == 0; }));
+  // The file alone may be one that an earlier keeper has left.
+  REQUIRE(eventually([&] {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    return protocol::connect_before(keeper_socket(), deadline).ok();
+  }));
 }
 
 void Node::start_larderd() {
@@ -65,6 +71,13 @@ void Node::start_larderd() {
   argv.insert(argv.end(), options_.begin(), options_.end());
   larderd_.reset();
   larderd_.emplace(argv, folder_.file("larderd.log"));
+}
+
+void Node::replace_larderd(int signal) {
+  larderd_->signal(signal);
+  REQUIRE(larderd_->wait_exit(std::chrono::seconds(30)).has_value());
+  start_larderd();
+  await_ready();
 }
 
 void Node::await_ready() const {

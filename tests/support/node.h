@@ -27,10 +27,16 @@ class Node {
 
   void start_keeper();
   void start_larderd();
+  // Further options of the larderds that are started from now on.
+  void set_options(std::vector<std::string> options) { options_ = std::move(options); }
+  // Ends larderd with this signal and starts another in its place, which is ready on return.
+  void replace_larderd(int signal);
   // Waits until /readyz says ok.
   void await_ready() const;
   // A page of larderd's HTTP server: status line and body.
   std::string http(const std::string& path) const;
+  // larderctl status: pid of the executor.
+  pid_t executor_pid() const { return ctl({"status"})["executor_pid"].get<pid_t>(); }
   // larderctl COMMAND... --format json; fails the test unless it exits 0.
   nlohmann::json ctl(const std::vector<std::string>& command) const;
 
