@@ -192,4 +192,31 @@ larder_code larder_client_boot_id(const larder_client* client, uint64_t* boot_id
   });
 }
 
+larder_code larder_client_cache_id(const larder_client* client, uint64_t* cache_id) {
+  return guarded([&]() -> Status {
+    Arguments in;
+    if (in.required("client", client) && in.required("cache_id", cache_id))
+      *cache_id = client->client->cache_id();
+    return in.status();
+  });
+}
+
+larder_code larder_client_resumes(const larder_client* client, uint64_t* resumes) {
+  return guarded([&]() -> Status {
+    Arguments in;
+    if (in.required("client", client) && in.required("resumes", resumes))
+      *resumes = client->client->resumes();
+    return in.status();
+  });
+}
+
+larder_code larder_client_longest_outage(const larder_client* client, int64_t* outage_us) {
+  return guarded([&]() -> Status {
+    Arguments in;
+    if (in.required("client", client) && in.required("outage_us", outage_us))
+      *outage_us = client->client->longest_outage().count();
+    return in.status();
+  });
+}
+
 }  // extern "C"

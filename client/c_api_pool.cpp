@@ -8,35 +8,6 @@ using namespace larder::c_api;
 
 namespace {
 
-constexpr std::array<std::string_view, 2> kExecutionNames = {"in_process", "on_request"};
-
-template <typename T>
-std::vector<T> copied(std::span<const T> values) {
-  return {values.begin(), values.end()};
-}
-
-PoolOptions pool_options(Arguments& in, const larder_pool_options* given) {
-  const larder_pool_options full = in.complete("options", given);
-  PoolOptions options;
-  options.name = text_or(full.name, "");
-  options.model = text_or(full.model, "");
-  options.geometry = in.geometry(full.geometry);
-  options.encoder = in.choice<Encoder>("encoder", full.encoder, kEncoderNames);
-  options.key_transform =
-      in.choice<KeyTransform>("key_transform", full.key_transform, kKeyTransformNames);
-  options.key_offsets = copied(in.array("key_offsets", full.key_offsets, full.num_key_offsets));
-  options.opaque_block_bytes = full.opaque_block_bytes;
-  options.layout = in.choice<KvLayout>("layout", full.layout, kKvLayoutNames);
-  options.execution = in.choice<Execution>("execution", full.execution, kExecutionNames);
-  options.num_blocks = full.num_blocks;
-  options.max_blocks = full.max_blocks;
-  options.window_tokens = full.window_tokens;
-  options.reserve_block_zero = in.flag("reserve_block_zero", full.reserve_block_zero);
-  options.k_scales = copied(in.array("k_scales", full.k_scales, full.num_k_scales));
-  options.v_scales = copied(in.array("v_scales", full.v_scales, full.num_v_scales));
-  return options;
-}
-
 larder_group_stats to_c(const PoolGroupStats& stats) {
   larder_group_stats result = {};
   // Names are at most 128 bytes long (protocol/limits.h).
@@ -50,15 +21,13 @@ larder_group_stats to_c(const PoolGroupStats& stats) {
   result.physical_bytes = stats.physical_bytes;
   result.used_bytes = stats.used_bytes;
   result.slack_bytes = stats.slack_bytes;
+  result.max_blocks = stats.max_blocks;
+  result.evictable = stats.evictable;
+  result.leaving_bytes = stats.leaving_bytes;
+  result.quarantined_pidfd = stats.quarantined_pidfd;
+  result.quarantined_mps = stats.quarantined_mps;
+  result.quarantined_unprovable = stats.quarantined_unprovable;
   return result;
-}
-
-// A daemon that answers with another number of entries than it was asked for is wrong.
-Status expect_count(std::string_view field, size_t count, size_t expected) {
-  if (count == expected) return {};
-  return {ErrorCode::kInternal, "the daemon answered with " + std::to_string(count) + " " +
-                                    std::string(field) + ", " + std::to_string(expected) +
-                                    " were expected"};
 }
 
 }  // namespace
@@ -98,7 +67,10 @@ larder_code larder_pool_get_info(const larder_pool* pool, larder_pool_info* info
                                    open.num_blocks(),
                                    open.page_bytes(),
                                    open.block_stride_bytes(),
-                                   open.layer_stride_bytes()};
+                                   open.layer_stride_bytes(),
+                                   open.max_blocks(),
+                                   open.num_groups(),
+                                   open.unit_tokens()};
     write_struct(full, info, bytes);
     return {};
   });
@@ -169,10 +141,7 @@ larder_code larder_pool_publish(larder_pool* pool, const int32_t* tokens, size_t
     auto result = pool->state->pool.publish(token_ids, given, text_or(adapter, ""), extras);
     if (!result || published == nullptr) return result.status();
     if (Status s = expect_count("keys", result->size(), num_blocks); !s.ok()) return s;
-    for (size_t i = 0; i < num_blocks; ++i) {
-      std::copy((*result)[i].key.begin(), (*result)[i].key.end(), published[i].key);
-      published[i].block = to_c((*result)[i].block);
-    }
+    for (size_t i = 0; i < num_blocks; ++i) published[i] = to_c((*result)[i]);
     return {};
   });
 }

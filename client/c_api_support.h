@@ -57,6 +57,7 @@ class Arguments {
 
   template <typename T>
   std::span<const T> array(std::string_view field, const T* values, size_t count) {
+    // NOLINTNEXTLINE(bugprone-sizeof-expression): arrays of pointers to arrays are arrays, too.
     return check_array(field, values, count, sizeof(T), alignof(T)) ? std::span(values, count)
                                                                     : std::span<const T>();
   }
@@ -147,8 +148,18 @@ inline std::string text_or(const char* text, const char* fallback) {
   return text == nullptr ? fallback : text;
 }
 
+// With all groups (c_api_options.cpp).
+PoolOptions pool_options(Arguments& in, const larder_pool_options* given);
 larder_geometry to_c(const AttentionGeometry& geometry);
+// A daemon that answers with another number of entries than it was asked for is wrong.
+Status expect_count(std::string_view field, size_t count, size_t expected);
 inline larder_block to_c(const BlockHandle& block) { return {block.id, block.generation}; }
+inline larder_published_block to_c(const PublishedBlock& published) {
+  larder_published_block result = {};
+  std::copy(published.key.begin(), published.key.end(), result.key);
+  result.block = to_c(published.block);
+  return result;
+}
 
 template <>
 inline larder_client_options defaults() {
@@ -157,6 +168,10 @@ inline larder_client_options defaults() {
 template <>
 inline larder_pool_options defaults() {
   return LARDER_POOL_OPTIONS_INIT;
+}
+template <>
+inline larder_group_options defaults() {
+  return LARDER_GROUP_OPTIONS_INIT;
 }
 template <>
 inline larder_attend_options defaults() {

@@ -1,6 +1,7 @@
 // Private to client: what Client, Pool and Sequence share.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -8,41 +9,57 @@
 #include <optional>
 #include <vector>
 
-#include "allocator/mapped_range.h"
-#include "client/control_connection.h"
+#include "client/group_memory.h"
 #include "client/group_view.h"
 #include "client/request_ring.h"
+#include "client/session.h"
 #include "larder/client.h"
 
 namespace larder {
 
 struct Client::Impl {
   ClientOptions options;
-  ControlConnection control;
   std::optional<RequestRing> ring;  // absent when options.arena_bytes is 0
   // How many Pools there are of each id. The daemon counts a session once: the last one closes.
   std::map<uint64_t, int> num_open = {};
+  GroupMemories memories;
+  std::unique_ptr<Session> session;  // its thread uses what is above
 
   std::chrono::steady_clock::time_point deadline() const {
     return std::chrono::steady_clock::now() + options.deadline;
   }
+  // Forgets what was staged in the arena: where the session has ended, says so.
+  Status start_ring(std::chrono::steady_clock::time_point deadline);
   // Token ids inline where they fit, else through the arena.
   Result<protocol::TokenList> token_list(std::span<const int32_t> tokens);
-  // Key offsets stay in the group where they fit, else go to the arena.
-  Status stage_key_offsets(protocol::GroupSpec& group);
+  // Key offsets stay in their groups where they fit, else go to the arena.
+  Status stage_key_offsets(protocol::PoolSpec& spec);
 };
 
+struct OpenedPool;
+
+// One group of an open pool: what a Pool is a view of.
 struct Pool::Impl {
-  Client::Impl* client;  // outlives the pool
-  uint64_t id;
+  OpenedPool& opened;  // that this is part of
+  Client::Impl* client;
+  uint64_t id;  // of the pool
   bool created;
   Execution execution;
+  uint32_t group;
   GroupView view;
   protocol::GroupLayout layout;
-  MappedRange memory;  // empty until it is needed here
+  GroupMemory memory;
+  bool maps_memory = false;  // from when it is needed here: what replies name is mapped
+
+  Impl(OpenedPool& opened_pool, bool was_created, Execution where, uint32_t group_index,
+       GroupView group_view, protocol::GroupLayout group_layout);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   Result<std::vector<BlockHandle>> allocate(int64_t num_blocks);
-  Status release(std::span<const BlockHandle> blocks);
+  Status release(std::span<const BlockHandle> blocks,
+                 Session::Patience patience = Session::Patience::kCall);
   // blocks[0] is block `first_block` of the token list; those before are published.
   Result<std::vector<PublishedBlock>> publish(int64_t first_block, std::span<const int32_t> tokens,
                                               std::span<const BlockHandle> blocks,
@@ -60,10 +77,25 @@ struct Pool::Impl {
   Status convert_pages(int32_t layer, std::span<const int32_t> blocks, const PagedKv& paged,
                        bool to_pool);
 
+  // All segments that are there.
   Status map_memory();
+  // Those that the blocks lie in, if the pool's memory is mapped here at all. `held`: the session
+  // holds the blocks, so their segments must be there. RESOURCE_EXHAUSTED where this process has no
+  // room for a mapping.
+  Status map_blocks(std::span<const protocol::Block> blocks, bool held);
+  Status map_segments(std::vector<uint32_t> wanted, bool must_be_there);
+  // Kernels here must not read what is not mapped: INVALID_ARGUMENT for an id whose segment is not
+  // there. What is out of range, or not used by the call, is not looked at.
+  Status check_mapped(const char* field, std::span<const int32_t> blocks) const;
+  template <typename Slot>
+  Status check_mapped_slots(const char* field, std::span<const Slot> slots) const;
+  Status check_mapped_table(std::span<const int32_t> seq_lens, std::span<const int32_t> table,
+                            int64_t stride) const;
+
   kernels::LayerView layer(int32_t index) const;
   std::byte* page(int32_t layer, int32_t block) const;
-  // In range, and with K and V: UNSUPPORTED for an opaque pool.
+  // In range, and with K and V: UNSUPPORTED for an opaque pool. All operations begin with this or
+  // with check_pages: they also say when the session has ended.
   Status check_layer(int32_t index) const;
   Status check_pages(int32_t layer, std::span<const int32_t> blocks, size_t num_bytes) const;
   Result<float> scale_of(const AttendOptions& options) const;
@@ -85,11 +117,36 @@ struct Pool::Impl {
   int64_t rows_that_fit(int64_t bytes_of_a_row) const;  // in the arena, at least 1
 };
 
+// What the Pools of one open_pool share; closes the pool with the last of them.
+struct OpenedPool {
+  Client::Impl* client;  // outlives the pool
+  uint64_t id;
+  int64_t unit_tokens = 0;            // see Pool::unit_tokens
+  std::vector<size_t> per_unit = {};  // blocks of each group in one unit
+  std::vector<std::unique_ptr<Pool::Impl>> groups = {};
+
+  OpenedPool(Client::Impl* owner, uint64_t pool_id);
+  ~OpenedPool();
+  OpenedPool(const OpenedPool&) = delete;
+  OpenedPool& operator=(const OpenedPool&) = delete;
+};
+
 // INVALID_ARGUMENT unless the table has a row of `stride` entries for each sequence.
 Status check_table(int64_t num_seqs, std::span<const int32_t> table, int64_t stride);
 
+// Calls `part(first, count)` with portions of a list that is too long for one message; once, with
+// none, for an empty list.
+template <typename Call>
+Status in_portions(size_t total, size_t portion, Call part) {
+  for (size_t first = 0; first < total || first == 0; first += portion) {
+    if (Status status = part(first, std::min(portion, total - first)); !status.ok()) return status;
+    if (total == 0) break;
+  }
+  return {};
+}
+
 protocol::Block to_wire(const BlockHandle& block);
 std::vector<protocol::Block> to_wire(std::span<const BlockHandle> blocks);
-std::vector<BlockHandle> from_wire(const std::vector<protocol::Block>& blocks);
+BlockHandle from_wire(const protocol::Block& block);
 
 }  // namespace larder

@@ -54,10 +54,13 @@ Status set_scales(const std::vector<double>& k_scales, const std::vector<double>
 }
 
 Status check_group_fields(const protocol::GroupSpec& spec) {
-  if (spec.max_blocks != 0 && spec.max_blocks != spec.num_blocks)
-    return {ErrorCode::kUnsupported, "max_blocks is " + std::to_string(spec.max_blocks) +
-                                         " and num_blocks " + std::to_string(spec.num_blocks) +
-                                         ": pools that grow are not served"};
+  if (spec.max_blocks != 0 && spec.max_blocks < spec.num_blocks)
+    return {ErrorCode::kInvalidArgument, "max_blocks is " + std::to_string(spec.max_blocks) +
+                                             ": expected 0, or at least num_blocks, which is " +
+                                             std::to_string(spec.num_blocks)};
+  if (spec.segment_bytes < 0)
+    return {ErrorCode::kInvalidArgument,
+            "segment_bytes is " + std::to_string(spec.segment_bytes) + ": expected 0 or more"};
   if (!spec.layer_aliases.empty())
     return {ErrorCode::kUnsupported, "layer_aliases: layers that share memory are not served"};
   return {};
@@ -99,10 +102,9 @@ Status check_key_offsets(const GroupView& view) {
 }
 
 Status view_kind(const protocol::AttentionGroup& group, int32_t block_tokens, GroupView& view) {
-  if (group.window_tokens != -1)
-    return {ErrorCode::kUnsupported,
-            "window_tokens is " + std::to_string(group.window_tokens) +
-                ": groups with a window are not served; -1, with window_left at attend, is"};
+  if (group.window_tokens != -1 && group.window_tokens < 1)
+    return {ErrorCode::kInvalidArgument, "window_tokens is " + std::to_string(group.window_tokens) +
+                                             ": expected -1 (none), or 1 or more"};
   const auto k_format = parse_name<KvFormat>("k_format", group.k_format, kKvFormatNames);
   if (!k_format) return k_format.status();
   const auto v_format = parse_name<KvFormat>("v_format", group.v_format, kKvFormatNames);
@@ -161,6 +163,11 @@ Result<GroupView> view_group(const protocol::GroupSpec& spec) {
   const auto layout = parse_name<KvLayout>("layout", spec.layout, kKvLayoutNames);
   if (!layout) return layout.status();
   view.layout = *layout;
+  if (view.layout == KvLayout::kLbhnc && spec.max_blocks > spec.num_blocks)
+    return Status(ErrorCode::kUnsupported, "max_blocks is " + std::to_string(spec.max_blocks) +
+                                               " and num_blocks " +
+                                               std::to_string(spec.num_blocks) +
+                                               ": pools of layout LBHNC have a fixed size");
   const Status status = std::visit(
       [&](const auto& group) { return view_kind(group, spec.block_tokens, view); }, spec.kind);
   if (!status.ok()) return status;
@@ -182,7 +189,7 @@ kernels::LayerView view_layer(const GroupView& view, const protocol::GroupLayout
   kernels::LayerView result;
   result.base = base + layer * layout.layer_stride_bytes;
   result.block_stride_bytes = layout.block_stride_bytes;
-  result.num_blocks = layout.num_blocks;
+  result.num_blocks = layout.num_ids();
   result.geometry = view.geometry;
   result.page = view.page;
   result.encoder = view.encoder;
@@ -203,7 +210,7 @@ kernels::BlocksView view_blocks(const GroupView& view, const protocol::GroupLayo
           layout.layer_stride_bytes,
           view.page.page_bytes,
           view.geometry.num_layers,
-          layout.num_blocks};
+          layout.num_ids()};
 }
 
 }  // namespace larder

@@ -96,7 +96,13 @@ Status Pool::Impl::attend(int32_t layer_index, const AttendBatch& batch,
             "out_sf has " + std::to_string(batch.out_sf.size()) + " bytes, expected " +
                 std::to_string(kernels::out_sf_bytes(params.output)) +
                 " (whole 128x4 tiles with out of dtype e2m1x2, else none)"};
-  if (execution == Execution::kInProcess) return kernels::run_attend(params);
+  if (execution == Execution::kInProcess) {
+    if (Status status =
+            check_mapped_table(batch.seq_lens, batch.block_table, batch.block_table_stride);
+        !status.ok())
+      return status;
+    return kernels::run_attend(params);
+  }
   return attend_on_request(layer_index, params);
 }
 
@@ -145,7 +151,7 @@ void Pool::Impl::copy_output(const protocol::Submission& record,
 Status Pool::Impl::attend_on_request(int32_t layer_index, const kernels::AttendParams& params) {
   RequestRing& ring = *client->ring;
   const auto deadline = client->deadline();
-  if (Status status = ring.start(deadline); !status.ok()) return status;
+  if (Status status = client->start_ring(deadline); !status.ok()) return status;
   protocol::Submission record = submission(protocol::Op::kAttend, layer_index);
   const auto num_seqs = static_cast<size_t>(params.num_seqs);
   const auto num_q_heads = static_cast<size_t>(params.q.shape[1]);
@@ -209,15 +215,18 @@ Status Pool::sparse_attend(int32_t layer, const SparseBatch& batch, const Attend
   params.topk_lens = batch.topk_lens.empty() ? nullptr : batch.topk_lens.data();
   params.scale = *scale;
   params.sinks = data_or_null(options.sinks);
-  if (impl_->execution == Execution::kInProcess) return kernels::run_sparse_mla(params);
   if (Status status = kernels::validate_sparse_mla(params); !status.ok()) return status;
+  if (impl_->execution == Execution::kInProcess) {
+    if (Status s = impl_->check_mapped_slots("indices", batch.indices); !s.ok()) return s;
+    return kernels::run_sparse_mla(params);
+  }
   return impl_->sparse_on_request(layer, params);
 }
 
 Status Pool::Impl::sparse_on_request(int32_t layer_index, const kernels::SparseMlaParams& params) {
   RequestRing& ring = *client->ring;
   const auto deadline = client->deadline();
-  if (Status status = ring.start(deadline); !status.ok()) return status;
+  if (Status status = client->start_ring(deadline); !status.ok()) return status;
   protocol::Submission record = submission(protocol::Op::kSparseAttend, layer_index);
   const auto rows = static_cast<size_t>(params.q.shape[0]);
   auto q = ring.stage_rows(params.q, 0, params.q.shape[0]);

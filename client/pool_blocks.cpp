@@ -13,15 +13,16 @@ int64_t Pool::page_bytes() const { return impl_->view.page.page_bytes; }
 
 Status Pool::Impl::check_pages(int32_t layer_index, std::span<const int32_t> blocks,
                                size_t num_bytes) const {
+  if (Status status = client->session->ended(); !status.ok()) return status;
   if (layer_index < 0 || layer_index >= view.geometry.num_layers)
     return {ErrorCode::kInvalidArgument, "layer is " + std::to_string(layer_index) +
                                              ", the pool has " +
                                              std::to_string(view.geometry.num_layers)};
   for (size_t i = 0; i < blocks.size(); ++i)
-    if (blocks[i] < 0 || blocks[i] >= layout.num_blocks)
+    if (blocks[i] < 0 || blocks[i] >= layout.num_ids())
       return {ErrorCode::kInvalidArgument, "blocks[" + std::to_string(i) + "] is " +
                                                std::to_string(blocks[i]) + ": the pool has " +
-                                               std::to_string(layout.num_blocks) + " blocks"};
+                                               std::to_string(layout.num_ids()) + " blocks"};
   const auto page_bytes = static_cast<size_t>(view.page.page_bytes);
   if (num_bytes % page_bytes == 0 && num_bytes / page_bytes == blocks.size()) return {};
   return {ErrorCode::kInvalidArgument, "bytes has " + std::to_string(num_bytes) + " entries, " +
@@ -46,7 +47,7 @@ Status Pool::Impl::in_block_portions(protocol::Op op, int32_t layer_index,
   for (size_t first = 0; first < blocks.size(); first += portion) {
     const auto part = blocks.subspan(first, std::min(portion, blocks.size() - first));
     const auto deadline = client->deadline();
-    if (Status status = ring.start(deadline); !status.ok()) return status;
+    if (Status status = client->start_ring(deadline); !status.ok()) return status;
     protocol::Submission record = submission(op, layer_index);
     auto ids = ring.stage(part.data(), part.size());
     if (!ids) return ids.status();
@@ -63,6 +64,7 @@ Status Pool::Impl::read_pages(int32_t layer_index, std::span<const int32_t> bloc
   if (Status s = check_pages(layer_index, blocks, bytes.size()); !s.ok()) return s;
   const auto page_bytes = static_cast<size_t>(view.page.page_bytes);
   if (execution == Execution::kInProcess) {
+    if (Status status = check_mapped("blocks", blocks); !status.ok()) return status;
     for (size_t i = 0; i < blocks.size(); ++i)
       std::memcpy(bytes.data() + i * page_bytes, page(layer_index, blocks[i]), page_bytes);
     return {};
@@ -86,6 +88,7 @@ Status Pool::Impl::write_pages(int32_t layer_index, std::span<const int32_t> blo
   if (Status s = check_pages(layer_index, blocks, bytes.size()); !s.ok()) return s;
   const auto page_bytes = static_cast<size_t>(view.page.page_bytes);
   if (execution == Execution::kInProcess) {
+    if (Status status = check_mapped("blocks", blocks); !status.ok()) return status;
     for (size_t i = 0; i < blocks.size(); ++i)
       std::memcpy(page(layer_index, blocks[i]), bytes.data() + i * page_bytes, page_bytes);
     return {};
@@ -121,7 +124,10 @@ Status Pool::Impl::convert_pages(int32_t layer_index, std::span<const int32_t> b
   params.num_blocks = static_cast<int64_t>(blocks.size());
   params.paged = paged;
   params.to_pool = to_pool;
-  if (execution == Execution::kInProcess) return kernels::run_convert(params);
+  if (execution == Execution::kInProcess) {
+    if (Status status = check_mapped("blocks", blocks); !status.ok()) return status;
+    return kernels::run_convert(params);
+  }
   if (Status status = kernels::validate_convert(params); !status.ok()) return status;
   std::vector<std::byte> pages(blocks.size() * static_cast<size_t>(view.page.page_bytes));
   std::vector<int32_t> ids(blocks.size());
@@ -146,9 +152,13 @@ Status Pool::import_pages(int32_t layer, std::span<const int32_t> blocks, const 
 }
 
 Status Pool::scrub(std::span<const int32_t> blocks) {
+  if (Status status = impl_->client->session->ended(); !status.ok()) return status;
   const kernels::ScrubParams params{view_blocks(impl_->view, impl_->layout, impl_->memory.base()),
                                     blocks.data(), static_cast<int64_t>(blocks.size())};
-  if (impl_->execution == Execution::kInProcess) return kernels::run_scrub(params);
+  if (impl_->execution == Execution::kInProcess) {
+    if (Status status = impl_->check_mapped("blocks", blocks); !status.ok()) return status;
+    return kernels::run_scrub(params);
+  }
   if (Status status = kernels::validate_scrub(params); !status.ok()) return status;
   return impl_->in_block_portions(
       protocol::Op::kScrub, 0, blocks, 0,
@@ -157,11 +167,13 @@ Status Pool::scrub(std::span<const int32_t> blocks) {
 }
 
 Result<std::vector<uint64_t>> Pool::checksum(std::span<const int32_t> blocks) {
+  if (Status status = impl_->client->session->ended(); !status.ok()) return status;
   std::vector<uint64_t> checksums(blocks.size());
   const kernels::ChecksumParams params{
       view_blocks(impl_->view, impl_->layout, impl_->memory.base()), blocks.data(),
       static_cast<int64_t>(blocks.size()), checksums.data()};
   if (impl_->execution == Execution::kInProcess) {
+    if (Status status = impl_->check_mapped("blocks", blocks); !status.ok()) return status;
     if (Status status = kernels::run_checksum(params); !status.ok()) return status;
     return checksums;
   }

@@ -54,7 +54,10 @@ Status Pool::Impl::append(int32_t layer_index, const TensorView& k, const Tensor
   params.v = v;
   params.slots = slots.data();
   params.num_slots = static_cast<int64_t>(slots.size());
-  if (execution == Execution::kInProcess) return kernels::run_append(params);
+  if (execution == Execution::kInProcess) {
+    if (Status status = check_mapped_slots("slots", slots); !status.ok()) return status;
+    return kernels::run_append(params);
+  }
   if (Status status = kernels::validate_append(params); !status.ok()) return status;
   return append_on_request(layer_index, params);
 }
@@ -67,7 +70,7 @@ Status Pool::Impl::append_on_request(int32_t layer_index, const kernels::AppendP
   for (int64_t first = 0; first < params.num_slots; first += portion) {
     const int64_t count = std::min(portion, params.num_slots - first);
     const auto deadline = client->deadline();
-    if (Status status = ring.start(deadline); !status.ok()) return status;
+    if (Status status = client->start_ring(deadline); !status.ok()) return status;
     protocol::Submission record = submission(protocol::Op::kAppend, layer_index);
     auto k = ring.stage_rows(params.k, first, count);
     if (!k) return k.status();
@@ -98,8 +101,14 @@ Status Pool::gather(int32_t layer, const GatherBatch& batch) {
   params.block_table = batch.block_table.data();
   params.block_table_stride = batch.block_table_stride;
   params.rows_per_sequence = batch.rows_per_sequence;
-  if (impl_->execution == Execution::kInProcess) return kernels::run_gather(params);
   if (Status status = kernels::validate_gather(params); !status.ok()) return status;
+  if (impl_->execution == Execution::kInProcess) {
+    if (Status status =
+            impl_->check_mapped_table(batch.seq_lens, batch.block_table, batch.block_table_stride);
+        !status.ok())
+      return status;
+    return kernels::run_gather(params);
+  }
   if (params.k_out.shape[0] == 0 && params.v_out.shape[0] == 0) return {};  // nothing is wanted
   const std::vector<int64_t> slots = slots_of(params);
   return impl_->gather_on_request(layer, params, slots);
@@ -115,7 +124,10 @@ Status Pool::read(int32_t layer, const TensorView& k_out, const TensorView& v_ou
   params.slots = slots.data();
   params.num_slots = static_cast<int64_t>(slots.size());
   if (slots.empty()) return {};
-  if (impl_->execution == Execution::kInProcess) return kernels::run_gather(params);
+  if (impl_->execution == Execution::kInProcess) {
+    if (Status status = impl_->check_mapped_slots("slots", slots); !status.ok()) return status;
+    return kernels::run_gather(params);
+  }
   if (Status status = kernels::validate_gather(params); !status.ok()) return status;
   return impl_->gather_on_request(layer, params, slots);
 }
@@ -131,7 +143,7 @@ Status Pool::Impl::gather_on_request(int32_t layer_index, const kernels::GatherP
     const int64_t count = std::min(portion, num_rows - first);
     const auto part = slots.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     const auto deadline = client->deadline();
-    if (Status status = ring.start(deadline); !status.ok()) return status;
+    if (Status status = client->start_ring(deadline); !status.ok()) return status;
     protocol::Submission record = submission(protocol::Op::kGather, layer_index);
     auto k_out = ring.reserve_output(rows_of(params.k_out, count));
     if (!k_out) return k_out.status();

@@ -1,5 +1,6 @@
 #include "client/request_ring.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <unistd.h>
@@ -11,6 +12,7 @@ namespace larder {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
+constexpr auto kLookForEnd = std::chrono::milliseconds(50);
 
 std::span<std::byte> bytes_of(const SharedMapping& mapping) {
   return {mapping.data(), static_cast<size_t>(mapping.size_bytes())};
@@ -37,7 +39,8 @@ void copy_row(std::byte* to, int64_t to_stride, const std::byte* from, int64_t f
 
 }  // namespace
 
-Result<RequestRing> RequestRing::open(std::vector<OwnFd> fds, uint64_t arena_bytes) {
+Result<RequestRing> RequestRing::open(std::vector<OwnFd> fds, uint64_t arena_bytes,
+                                      std::function<Status()> ended) {
   if (fds.size() != 2)
     return Status(ErrorCode::kInvalidArgument,
                   "the handshake brought " + std::to_string(fds.size()) + " fds, not 2");
@@ -46,17 +49,19 @@ Result<RequestRing> RequestRing::open(std::vector<OwnFd> fds, uint64_t arena_byt
     return Status(ErrorCode::kInvalidArgument,
                   "the arena has " + std::to_string(arena_bytes) + " bytes");
   if (Status status = check_host_segment(fds[0].get(), size); !status.ok()) return status;
-  RequestRing ring(SharedMapping::map(fds[0].get(), size, true), std::move(fds[1]));
+  RequestRing ring(SharedMapping::map(fds[0].get(), size, true), std::move(fds[1]),
+                   std::move(ended));
   if (Status status = ring.arena_.check(); !status.ok()) return status;
   return ring;
 }
 
-RequestRing::RequestRing(SharedMapping mapping, OwnFd wake)
+RequestRing::RequestRing(SharedMapping mapping, OwnFd wake, std::function<Status()> ended)
     : mapping_(std::move(mapping)),
       arena_(bytes_of(mapping_)),
       submissions_(arena_),
       completions_(arena_),
-      wake_(std::move(wake)) {}
+      wake_(std::move(wake)),
+      ended_(std::move(ended)) {}
 
 uint64_t RequestRing::capacity_bytes() const {
   return static_cast<uint64_t>(mapping_.size_bytes()) - protocol::kArenaDataOffset;
@@ -64,8 +69,11 @@ uint64_t RequestRing::capacity_bytes() const {
 
 Status RequestRing::start(std::chrono::steady_clock::time_point deadline) {
   if (under_way_) {
-    if (Status status = await(deadline); status.code() == ErrorCode::kDeadlineExceeded)
-      return {ErrorCode::kDeadlineExceeded, "an earlier call is still under way"};
+    const Status status = await(deadline);
+    if (under_way_)
+      return status.code() == ErrorCode::kDeadlineExceeded
+                 ? Status(ErrorCode::kDeadlineExceeded, "an earlier call is still under way")
+                 : status;
   }
   staged_end_ = protocol::kArenaDataOffset;
   return {};
@@ -179,7 +187,12 @@ Status RequestRing::await(std::chrono::steady_clock::time_point deadline) {
       under_way_.reset();
       return protocol::completion_status(*completion);
     }
-    if (!completions_.wait(deadline))
+    // The wait goes on over a restart of larderd and executor: the next executor answers. Only
+    // where the session has ended, nobody will.
+    const auto now = std::chrono::steady_clock::now();
+    if (completions_.wait(ended_ ? std::min(deadline, now + kLookForEnd) : deadline)) continue;
+    if (Status status = ended_ ? ended_() : Status(); !status.ok()) return status;
+    if (std::chrono::steady_clock::now() >= deadline)
       return {ErrorCode::kDeadlineExceeded, "the executor did not answer in time"};
   }
 }

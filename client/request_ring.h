@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -20,9 +21,11 @@ namespace larder {
 
 class RequestRing {
  public:
-  // fds: arena, wake-up eventfd, as they came with the handshake. INVALID_ARGUMENT when the arena
-  // is not what the daemon said. Throws SystemError.
-  static Result<RequestRing> open(std::vector<OwnFd> fds, uint64_t arena_bytes);
+  // fds: arena, wake-up eventfd, as they came with the handshake: they stay while the session does,
+  // whichever larderd and executor serve them. `ended`, where there is one, says why nobody will
+  // any more. INVALID_ARGUMENT when the arena is not what the daemon said. Throws SystemError.
+  static Result<RequestRing> open(std::vector<OwnFd> fds, uint64_t arena_bytes,
+                                  std::function<Status()> ended = {});
 
   uint64_t capacity_bytes() const;
   // Forgets what was staged, once no call is under way: DEADLINE_EXCEEDED while one is.
@@ -55,7 +58,7 @@ class RequestRing {
   Status run(protocol::Submission submission, std::chrono::steady_clock::time_point deadline);
 
  private:
-  RequestRing(SharedMapping mapping, OwnFd wake);
+  RequestRing(SharedMapping mapping, OwnFd wake, std::function<Status()> ended);
   void copy_in(uint64_t offset_bytes, const void* values, size_t bytes);
   void copy_out_bytes(uint64_t offset_bytes, void* to, size_t bytes) const;
   void copy_out_row(const std::byte* from, const TensorView& to, int64_t token) const;
@@ -66,6 +69,7 @@ class RequestRing {
   protocol::SubmissionWriter submissions_;
   protocol::CompletionReader completions_;
   OwnFd wake_;
+  std::function<Status()> ended_;
   uint64_t staged_end_ = protocol::kArenaDataOffset;
   uint64_t next_request_ = 1;
   std::optional<uint64_t> under_way_;

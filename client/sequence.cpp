@@ -31,11 +31,12 @@ struct Sequence::Impl {
   int64_t block_tokens() const { return pool->view.geometry.block_tokens; }
   void add(const std::vector<BlockHandle>& more, bool published);
   void replace(size_t index, std::shared_ptr<HeldBlock> with);
-  Status let_go(const HeldBlocks& dropped);
+  Status let_go(const HeldBlocks& dropped, Session::Patience patience = Session::Patience::kCall);
   Status own_tail();
   Status publish_part(int64_t first, int64_t count, std::span<const int32_t> tokens,
                       const std::string& adapter);
-  Status end();
+  Status end(Session::Patience patience = Session::Patience::kCall);
+  Status check_single_group() const;
 };
 
 void Sequence::Impl::add(const std::vector<BlockHandle>& more, bool published) {
@@ -53,11 +54,11 @@ void Sequence::Impl::replace(size_t index, std::shared_ptr<HeldBlock> with) {
 }
 
 // Releases those that nobody but `dropped` holds.
-Status Sequence::Impl::let_go(const HeldBlocks& dropped) {
+Status Sequence::Impl::let_go(const HeldBlocks& dropped, Session::Patience patience) {
   std::vector<BlockHandle> last;
   for (const auto& block : dropped)
     if (block.use_count() == 1) last.push_back(block->block);
-  return last.empty() ? Status() : pool->release(last);
+  return last.empty() ? Status() : pool->release(last, patience);
 }
 
 // Before a token is written into a partly filled block: it must be open, and nobody else's.
@@ -75,6 +76,14 @@ Status Sequence::Impl::own_tail() {
   replace(index, std::make_shared<HeldBlock>(HeldBlock{fresh->front(), false}));
   published_blocks = std::min(published_blocks, static_cast<int64_t>(index));
   return let_go(shared);
+}
+
+Status Sequence::Impl::check_single_group() const {
+  const size_t num_groups = pool->opened.groups.size();
+  if (num_groups == 1) return {};
+  return {ErrorCode::kUnsupported, "the pool has " + std::to_string(num_groups) +
+                                       " groups: sequences are served for pools with one; use "
+                                       "allocate, publish_units and lookup_units"};
 }
 
 Sequence Pool::begin_sequence() {
@@ -95,7 +104,7 @@ Sequence& Sequence::operator=(Sequence&& other) noexcept {
 Sequence::~Sequence() {
   if (impl_ == nullptr) return;
   try {
-    (void)impl_->end();
+    (void)impl_->end(Session::Patience::kEnd);
   } catch (...) {  // the end of the session releases the blocks too
   }
 }
@@ -107,6 +116,7 @@ std::span<const int64_t> Sequence::last_slots() const { return impl_->last_slots
 
 Result<int64_t> Sequence::adopt_prefix(std::span<const int32_t> tokens,
                                        const std::string& adapter) {
+  if (Status status = impl_->check_single_group(); !status.ok()) return status;
   if (impl_->num_tokens != 0)
     return Status(ErrorCode::kInvalidArgument,
                   "adopt_prefix needs an empty sequence, this one has " +
@@ -122,9 +132,10 @@ Result<int64_t> Sequence::adopt_prefix(std::span<const int32_t> tokens,
 
 Status Sequence::extend(int64_t num_tokens) {
   const int64_t block_tokens = impl_->block_tokens();
+  if (Status status = impl_->check_single_group(); !status.ok()) return status;
   if (num_tokens < 0)
     return {ErrorCode::kInvalidArgument, "num_tokens is " + std::to_string(num_tokens)};
-  const int64_t longest = impl_->pool->layout.num_blocks * block_tokens;
+  const int64_t longest = impl_->pool->layout.num_ids() * block_tokens;
   if (num_tokens > longest - impl_->num_tokens)
     return {ErrorCode::kResourceExhausted,
             "the sequence has " + std::to_string(impl_->num_tokens) + " tokens and asks for " +
@@ -239,14 +250,14 @@ Status Sequence::truncate(int64_t num_tokens) {
 
 Status Sequence::end() { return impl_->end(); }
 
-Status Sequence::Impl::end() {
+Status Sequence::Impl::end(Session::Patience patience) {
   const HeldBlocks all = std::exchange(held, {});
   blocks.clear();
   block_ids.clear();
   last_slots.clear();
   num_tokens = 0;
   published_blocks = 0;
-  return let_go(all);
+  return let_go(all, patience);
 }
 
 }  // namespace larder

@@ -1,10 +1,12 @@
 // larder-generate: an inference engine small enough to read, with its KV cache in a Larder pool.
 //
 // Exit codes: 0 done, 1 refused ("CODE: sentence" on stderr), 2 wrong usage.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -105,10 +107,11 @@ Status poke_first_prompt(const Options& options, const PoolOptions& pool_options
 
 struct Times {
   double prefill_s = 0;
-  double decode_s = 0;
+  double decode_s = 0;         // pauses included
+  double longest_stall_s = 0;  // from one token to the next, without the pause
 };
 
-json generate_summary(const Generator& generator, const Times& times) {
+json generate_summary(const Generator& generator, const Times& times, const Client& client) {
   int64_t prompt_tokens = 0, hit_tokens = 0, new_tokens = 0, appended_tokens = 0, blocks = 0;
   for (const Generation& generation : generator.generations()) {
     prompt_tokens += generation.prompt_tokens;
@@ -119,16 +122,18 @@ json generate_summary(const Generator& generator, const Times& times) {
   }
   // The first new token of a prompt comes from the prefill.
   const int64_t decoded_tokens = new_tokens - static_cast<int64_t>(generator.generations().size());
-  return {{"prompt_tokens", prompt_tokens},
-          {"hit_tokens", hit_tokens},
-          {"generated_tokens", new_tokens},
-          {"appended_tokens", appended_tokens},
-          {"blocks_used", blocks},
-          {"prefill_ms", std::llround(times.prefill_s * 1e3)},
-          {"decode_ms", std::llround(times.decode_s * 1e3)},
-          {"bytes_per_s", times.decode_s > 0
-                              ? std::llround(static_cast<double>(decoded_tokens) / times.decode_s)
-                              : 0}};
+  return {
+      {"prompt_tokens", prompt_tokens},
+      {"hit_tokens", hit_tokens},
+      {"generated_tokens", new_tokens},
+      {"appended_tokens", appended_tokens},
+      {"blocks_used", blocks},
+      {"prefill_ms", std::llround(times.prefill_s * 1e3)},
+      {"decode_ms", std::llround(times.decode_s * 1e3)},
+      {"bytes_per_s",
+       times.decode_s > 0 ? std::llround(static_cast<double>(decoded_tokens) / times.decode_s) : 0},
+      {"longest_stall_ms", std::llround(times.longest_stall_s * 1e3)},
+      {"resumes", client.resumes()}};
 }
 
 json describe_generations(const Generator& generator) {
@@ -172,7 +177,25 @@ class TextPrinter {
   std::vector<size_t> printed_bytes_;  // per prompt
 };
 
-Status generate(const Options& options, const Model& model, Pool& pool,
+// Longest run of published blocks of the prompt; held while their bytes are read.
+Status print_checksums(const Options& options, Pool& pool) {
+  std::vector<int32_t> tokens;
+  for (const char c : options.prompts[0]) tokens.push_back(static_cast<uint8_t>(c));
+  const auto prefix = pool.lookup(tokens);
+  if (!prefix) return prefix.status();
+  std::vector<int32_t> ids;
+  for (const BlockHandle& block : prefix->blocks) ids.push_back(block.id);
+  const auto sums = pool.checksum(ids);
+  if (!sums) return sums.status();
+  for (size_t i = 0; i < ids.size(); ++i)
+    std::printf("%d %016llx\n", ids[i], static_cast<unsigned long long>((*sums)[i]));
+  const auto blocks = static_cast<int64_t>(ids.size());
+  print_summary(options, {{"blocks", blocks},
+                          {"bytes", blocks * pool.geometry().num_layers * pool.page_bytes()}});
+  return pool.release(prefix->blocks);
+}
+
+Status generate(const Options& options, const Model& model, const Client& client, Pool& pool,
                 const PoolOptions& pool_options) {
   Generator generator(model, pool, options.generate);
   TextPrinter printer(options);
@@ -186,14 +209,17 @@ Status generate(const Options& options, const Model& model, Pool& pool,
       return status;
   const auto decode_start = Clock::now();
   while (!generator.finished()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(options.pause_ms));
+    const auto token_start = Clock::now();
     if (Status status = generator.step(); !status.ok()) {
       printer.end_line();
       return status;
     }
+    times.longest_stall_s = std::max(times.longest_stall_s, seconds_since(token_start));
     printer.update(generator.generations());
   }
   times.decode_s = seconds_since(decode_start);
-  const json summary = generate_summary(generator, times);
+  const json summary = generate_summary(generator, times, client);
   if (options.json) {
     json object = describe_pool(pool_options);
     object["texts"] = describe_generations(generator);
@@ -257,7 +283,8 @@ Status run(const Options& options) {
   if (!pool_options) return pool_options.status();
   auto pool = client->open_pool(*pool_options);
   if (!pool) return pool.status();
-  return options.score_path.empty() ? generate(options, *model, *pool, *pool_options)
+  if (options.checksum) return print_checksums(options, *pool);
+  return options.score_path.empty() ? generate(options, *model, *client, *pool, *pool_options)
                                     : score(options, *model, *pool, *pool_options);
 }
 

@@ -14,6 +14,7 @@ namespace {
 constexpr int kExitUsage = 2;
 constexpr int32_t kMaxNewTokens = 1 << 20;
 constexpr int32_t kMaxPrefillRows = 1 << 14;
+constexpr int32_t kMaxPauseMs = 60'000;
 constexpr int32_t kMaxBlockTokensOption = 4096;
 constexpr int64_t kMaxBlocksOption = int64_t{1} << 31;
 constexpr int64_t kMaxWindows = 1 << 20;
@@ -101,6 +102,13 @@ void add_work_options(CLI::App& app, Options& options) {
   app.add_flag("--poke", options.poke,
                "after the prefill, damage one byte of the pool from a second connection; the text "
                "changes (implies --no-prefix, so that no published block is damaged)");
+  app.add_flag("--checksum", options.checksum,
+               "instead of generating, print block id and checksum of each published block of the "
+               "prompt");
+  app.add_option("--pause-ms", options.pause_ms,
+                 "sleep so long after each token, to have time to look (or to kill something)")
+      ->check(CLI::Range(0, kMaxPauseMs))
+      ->capture_default_str();
   app.add_flag_callback(
       "--no-stream", [&options] { options.stream = false; }, "print each text when it is complete");
   app.add_flag("--quiet", options.quiet, "no summary on stderr");
@@ -114,6 +122,9 @@ std::string usage_error(const Options& options) {
     return "--prompt is given " + std::to_string(options.prompts.size()) + " times, at most " +
            std::to_string(kMaxPrompts);
   if (options.poke && options.prompts.empty()) return "--poke needs --prompt";
+  if (options.checksum && options.prompts.size() != 1) return "--checksum needs one --prompt";
+  if (options.checksum && (options.poke || options.json))
+    return "--checksum goes neither with --poke nor with --json";
   if (!options.dump_keys_path.empty() && options.score_path.empty())
     return "--dump-keys needs --score";
   if (is_centred(options.key_transform) == options.key_offsets_path.empty())

@@ -29,6 +29,8 @@ struct Options {
   int64_t num_windows = 10;
   std::string dump_keys_path;  // not empty: the keys of the scored text go there
   bool poke = false;
+  bool checksum = false;  // of the prompts' published blocks, instead of generating
+  int32_t pause_ms = 0;   // after each token
   bool stream = true;
   bool quiet = false;
   bool json = false;

@@ -38,10 +38,17 @@ TEST_CASE("NULL where something is required is refused by every function") {
   CALL(larder_connect, nullptr, nullptr);
   CALL(larder_client_session_id, nullptr, nullptr);
   CALL(larder_client_boot_id, nullptr, nullptr);
+  CALL(larder_client_cache_id, nullptr, nullptr);
+  CALL(larder_client_resumes, nullptr, nullptr);
+  CALL(larder_client_longest_outage, nullptr, nullptr);
   larder_pool* pool = nullptr;
   CALL(larder_open_pool, nullptr, nullptr, &pool);
   CALL(larder_open_pool, nullptr, nullptr, nullptr);
   CALL(larder_pool_get_info, nullptr, nullptr);
+  CALL(larder_pool_group, nullptr, 0, &pool);
+  CALL(larder_pool_group, nullptr, 0, nullptr);
+  CALL(larder_pool_resize, nullptr, 1, nullptr);
+  CALL(larder_pool_evict, nullptr, 1, nullptr);
   CALL(larder_pool_data, nullptr, nullptr);
   CALL(larder_pool_stats, nullptr, nullptr, 0, nullptr);
   CALL(larder_pool_allocate, nullptr, 1, nullptr);
@@ -49,6 +56,10 @@ TEST_CASE("NULL where something is required is refused by every function") {
   CALL(larder_pool_publish, nullptr, nullptr, 1, nullptr, 1, nullptr, nullptr, 1, nullptr);
   CALL(larder_pool_lookup, nullptr, nullptr, 1, 1, nullptr, nullptr, 0, nullptr, 0, nullptr,
        nullptr);
+  CALL(larder_pool_publish_units, nullptr, nullptr, 0, nullptr, nullptr, 1, nullptr, nullptr, 0,
+       nullptr);
+  CALL(larder_pool_lookup_units, nullptr, nullptr, 0, 1, nullptr, nullptr, 0, nullptr, nullptr, 1,
+       nullptr, nullptr);
   CALL(larder_pool_copy, nullptr, nullptr, nullptr, 1);
   CALL(larder_pool_append, nullptr, 0, nullptr, nullptr, nullptr, 1);
   CALL(larder_pool_attend, nullptr, 0, nullptr, nullptr);

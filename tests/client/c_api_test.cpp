@@ -128,7 +128,21 @@ TEST_CASE("the INIT macros say the defaults of the C++ API") {
   CHECK(c_pool.opaque_block_bytes == pool.opaque_block_bytes);
   CHECK(c_pool.num_blocks == pool.num_blocks);
   CHECK(c_pool.max_blocks == pool.max_blocks);
+  CHECK(c_pool.segment_bytes == pool.segment_bytes);
+  CHECK(c_pool.group_name == nullptr);
+  CHECK(c_pool.num_more_groups == 0);
   CHECK(c_pool.window_tokens == pool.window_tokens);
+  const GroupOptions group;
+  const auto c_group = defaults<larder_group_options>();
+  CHECK(in.geometry(c_group.geometry) == group.geometry);
+  CHECK(c_group.group_name == nullptr);
+  CHECK(c_group.encoder == static_cast<uint32_t>(group.encoder));
+  CHECK(c_group.key_transform == static_cast<uint32_t>(group.key_transform));
+  CHECK(c_group.layout == static_cast<uint32_t>(group.layout));
+  CHECK(c_group.num_blocks == group.num_blocks);
+  CHECK(c_group.max_blocks == group.max_blocks);
+  CHECK(c_group.window_tokens == group.window_tokens);
+  CHECK(c_group.reserve_block_zero == 0);
   CHECK((c_pool.reserve_block_zero == 1) == pool.reserve_block_zero);
   CHECK(defaults<larder_merge_options>().out_scale == MergeOptions().out_scale);
 }

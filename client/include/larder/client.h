@@ -1,7 +1,8 @@
 // The client library: connect to a daemon, open a pool, append K and V, attend over them.
 //
 //     auto client = larder::Client::connect({.socket_path = "/run/larder/larderd.sock"}).value();
-//     auto pool = client.open_pool({.name = "kv", .model = "tiny-lm", ...}).value();
+//     larder::PoolOptions options;             // name, model, geometry, num_blocks, ...
+//     auto pool = client.open_pool(options).value();
 //     auto sequence = pool.begin_sequence();
 //     sequence.extend(num_tokens);             // room, all layers
 //     sequence.append(layer, k, v);            // K and V of those tokens
@@ -17,8 +18,18 @@
 // answer in time. Failures of the operating system in this process throw larder::SystemError. Every
 // call has a deadline (ClientOptions::deadline).
 //
+// A daemon that goes (killed, upgraded) and comes back: the client resumes its session by itself,
+// also while the engine makes no calls, and holds what it held. Mapped memory stays as it is; calls
+// wait for the daemon within their deadlines, and are done once. STALE_SESSION is the end: the
+// daemon does not know the session any more (it was away for longer than the daemon's grace
+// period, say), and all further calls say so. Make a new Client then. Client::connect itself does
+// not wait for a daemon that is not there.
+//
 // Thread rule: a Client, and the pools and sequences made from it, are used by one thread at a
-// time. Different clients are independent. A Client outlives its pools, a Pool its sequences.
+// time. Different clients are independent. A Client outlives its pools, a Pool its sequences. Every
+// Client has a thread of its own, with all signals blocked, which sleeps unless the daemon has
+// something to say or is gone. A forked child does not have it, and must not use or destroy the
+// Client and what was made from it.
 #pragma once
 
 #include <array>
@@ -50,26 +61,34 @@ struct ClientOptions {
   int64_t arena_bytes = int64_t{32} << 20;  // staging for on-request calls, shared with the daemon
 };
 
-// A pool stores K and V of attention layers, rows of MLA layers (geometry = mla_geometry(...)), or
+// A group stores K and V of attention layers, rows of MLA layers (geometry = mla_geometry(...)), or
 // blocks of bytes that only the engine understands (opaque_block_bytes).
-struct PoolOptions {
-  std::string name = {};   // unique within the tenant; opening an existing pool attaches to it
-  std::string model = {};  // model and revision; part of every prefix key
+struct GroupOptions {
+  std::string group_name = {};  // unique in the pool; empty: "attention", "mla" or "opaque"
   AttentionGeometry geometry = {};
   Encoder encoder = Encoder::kReference;
   KeyTransform key_transform = KeyTransform::kNone;
   // [num_layers, num_kv_heads, k_dim] for the centred transforms, else empty (larderctl calibrate
   // writes them). Every session that opens the pool states the same.
   std::vector<float> key_offsets = {};
-  int64_t opaque_block_bytes = 0;  // > 0: an opaque pool; of geometry, block_tokens alone is used
+  int64_t opaque_block_bytes = 0;  // > 0: an opaque group; of geometry, block_tokens alone is used
   KvLayout layout = KvLayout::kBlhnc;
   int64_t num_blocks = 0;
-  int64_t max_blocks = 0;           // 0: num_blocks; more is UNSUPPORTED: pools do not grow yet
-  int32_t window_tokens = -1;       // other than -1 is UNSUPPORTED: use AttendOptions::window_left
-  bool reserve_block_zero = false;  // keep block 0 as a null block
+  int64_t max_blocks = 0;     // 0: num_blocks; more: Pool::resize grows the group up to this
+  int64_t segment_bytes = 0;  // of one segment of a group that grows; 0: the daemon chooses
+  int32_t window_tokens =
+      -1;  // tokens that a prefix needs of these layers' window; -1: all of them
+  bool reserve_block_zero = false;    // keep block 0 as a null block
   std::vector<double> k_scales = {};  // empty: 1; one entry: all layers; else one per layer
   std::vector<double> v_scales = {};  // likewise
+};
+
+// A pool is the KV memory of one model: one group for most, with the options beside it.
+struct PoolOptions : GroupOptions {
+  std::string name = {};   // unique within the tenant; opening an existing pool attaches to it
+  std::string model = {};  // model and revision; part of every prefix key
   Execution execution = Execution::kInProcess;
+  std::vector<GroupOptions> more_groups = {};  // layers of other geometries
 };
 
 // A block as the daemon names it; plain block ids in tables and slots are BlockHandle::id.
@@ -89,10 +108,29 @@ struct Prefix {
   std::vector<BlockHandle> blocks;
 };
 
+// A prefix in a pool with several groups.
+struct UnitPrefix {
+  int64_t hit_tokens = 0;  // a multiple of Pool::unit_tokens
+  // Of each group; id -1 where a windowed or an opaque group needs none.
+  std::vector<std::vector<BlockHandle>> blocks;
+};
+
+struct ResizeResult {
+  int64_t blocks_before = 0, blocks_after = 0;
+  int64_t bytes_before = 0, bytes_after = 0;
+};
+
 struct PoolGroupStats {
   std::string name;
   int64_t capacity = 0, free = 0, open = 0, published = 0, cached = 0, quarantined = 0;  // blocks
   int64_t physical_bytes = 0, used_bytes = 0, slack_bytes = 0;
+  int64_t max_blocks = 0;
+  int64_t evictable = 0;      // blocks
+  int64_t leaving_bytes = 0;  // in segments that sessions have not unmapped yet
+  // Of the quarantined blocks, by what must be waited for: a process's end, an MPS client's end,
+  // all sessions that mapped the memory, or the executor's queued work.
+  int64_t quarantined_pidfd = 0, quarantined_mps = 0, quarantined_unprovable = 0;
+  int64_t quarantined_executor_only = 0;
 };
 
 class Pool;
@@ -103,12 +141,19 @@ class Client {
   static Result<Client> connect(ClientOptions options);
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;
-  ~Client();  // says goodbye: everything the session held is released
+  // Says goodbye: everything the session held is released. Waits at most a second for a daemon that
+  // is away.
+  ~Client();
 
   Result<Pool> open_pool(const PoolOptions& options);
   uint64_t session_id() const;
   // Changes when the daemon has restarted.
   uint64_t boot_id() const;
+  // Names the cache; stays over restarts of the daemon that lose nothing.
+  uint64_t cache_id() const;
+  // How often the session was resumed, and the longest time from a loss to that.
+  uint64_t resumes() const;
+  std::chrono::microseconds longest_outage() const;
 
   struct Impl;
 
@@ -122,12 +167,28 @@ class Pool {
   Pool(Pool&&) noexcept;
   Pool& operator=(Pool&&) noexcept;
   // The last of a Client's Pools of one pool detaches; the pool and its published blocks stay.
+  // While the daemon is away, destructors of pools and sequences wait until one deadline after it
+  // went, in all; what they could not say is said by the end of the session.
   ~Pool();
 
   const AttentionGeometry& geometry() const;
   Execution execution() const;
-  int64_t num_blocks() const;
-  bool created() const;  // false: attached to a pool that was there
+  int64_t num_blocks() const;  // at the pool's creation
+  int64_t max_blocks() const;  // block ids go up to this
+  bool created() const;        // false: attached to a pool that was there
+
+  // A pool with several groups: each group as a Pool of its own, on whose blocks and layers all
+  // calls act that are not of the whole pool (evict, stats, publish_units, lookup_units). A Pool
+  // is its first group. INVALID_ARGUMENT for an index past the last.
+  int32_t num_groups() const;
+  Result<Pool> group(int32_t index);
+
+  // Grows or shrinks the group to num_blocks, in whole segments. Shrinking takes free and cached
+  // blocks; memory comes back when every session has unmapped it, which clients do by themselves.
+  Result<ResizeResult> resize(int64_t num_blocks);
+  // Evicts cached blocks of the pool until num_blocks are free again or none is left; in a pool
+  // with several groups whole units, so that more may go.
+  Result<ResizeResult> evict(int64_t num_blocks);
 
   // All or nothing; RESOURCE_EXHAUSTED carries requested and available. More than 8192 blocks come
   // in parts: where another session takes some in between, what was got is given back, but prefixes
@@ -142,8 +203,21 @@ class Pool {
   // extra: empty, or bytes (of an image, say) for each full block of `tokens`, part of its key.
   Result<Prefix> lookup(std::span<const int32_t> tokens, bool hold = true,
                         const std::string& adapter = "", std::span<const std::string> extra = {});
+  // The same for pools with several groups, in units of unit_tokens() tokens: the least common
+  // multiple of the groups' block_tokens. blocks: for each group its blocks of all units, from the
+  // first: unit_tokens / block_tokens a unit, of an opaque group one; BlockHandle() where a
+  // windowed or an opaque group has none. extra: empty, or bytes for each unit. In a pool with one
+  // group a unit is a block.
+  int64_t unit_tokens() const;
+  int64_t blocks_per_unit(int32_t group) const;  // 0 for an index past the last
+  Result<std::vector<std::vector<PublishedBlock>>> publish_units(
+      std::span<const int32_t> tokens, const std::vector<std::vector<BlockHandle>>& blocks,
+      const std::string& adapter = "", std::span<const std::string> extra = {});
+  Result<UnitPrefix> lookup_units(std::span<const int32_t> tokens, bool hold = true,
+                                  const std::string& adapter = "",
+                                  std::span<const std::string> extra = {});
   Status copy(std::span<const BlockHandle> from, std::span<const BlockHandle> to);
-  Result<std::vector<PoolGroupStats>> stats();
+  Result<std::vector<PoolGroupStats>> stats();  // of all groups
 
   // K and V rows into slots (block id * block_tokens + offset; negative: the row is skipped).
   // k: [num_rows, num_kv_heads, k_dim], v: [num_rows, num_kv_heads, v_dim]; any strides. MLA pools:
@@ -175,10 +249,11 @@ class Pool {
   // One figure per block over all its layers; equal bytes give equal figures.
   Result<std::vector<uint64_t>> checksum(std::span<const int32_t> blocks);
 
-  Sequence begin_sequence();
+  Sequence begin_sequence();  // UNSUPPORTED, from its first use, in a pool with several groups
 
-  // The pool's memory in this process, for engines that run their own kernels; mapped on first use.
-  // Block b, layer l lies at data() + b * block_stride_bytes() + l * layer_stride_bytes().
+  // The group's memory in this process, for engines that run their own kernels; mapped on first
+  // use. Block b, layer l lies at data() + b * block_stride_bytes() + l * layer_stride_bytes().
+  // Where a pool grows, blocks that a call has named are mapped; an access to others may fault.
   Result<std::byte*> data();
   int64_t block_stride_bytes() const;
   int64_t layer_stride_bytes() const;
@@ -187,8 +262,8 @@ class Pool {
 
  private:
   friend class Client;
-  explicit Pool(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Pool(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;  // owners: the Pools of one open_pool
 };
 
 // A block table that grows: one sequence's tokens over a pool's blocks.

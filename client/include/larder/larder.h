@@ -22,7 +22,9 @@
 // made from it goes.
 //
 // Thread rule: a client, and the pools and sequences made from it, are used by one thread at a
-// time. Different clients are independent. Calls without a handle are for any thread.
+// time. Different clients are independent. Calls without a handle are for any thread. Every client
+// has a thread of its own that takes the session up again when the daemon has restarted; a forked
+// child does not have it, and must not use or destroy the handles.
 #pragma once
 
 #include "larder/larder_types.h"
@@ -78,6 +80,11 @@ void larder_client_destroy(larder_client* client);
 larder_code larder_client_session_id(const larder_client* client, uint64_t* session_id);
 // Changes when the daemon has restarted.
 larder_code larder_client_boot_id(const larder_client* client, uint64_t* boot_id);
+// Stays over restarts of the daemon that lose nothing.
+larder_code larder_client_cache_id(const larder_client* client, uint64_t* cache_id);
+// How often the session was resumed, and the longest time from a loss to that, in microseconds.
+larder_code larder_client_resumes(const larder_client* client, uint64_t* resumes);
+larder_code larder_client_longest_outage(const larder_client* client, int64_t* outage_us);
 
 // ---- Pool: the KV memory of one model.
 
@@ -86,7 +93,14 @@ larder_code larder_open_pool(larder_client* client, const larder_pool_options* o
 // Detaches; the pool and its published blocks stay in the daemon.
 void larder_pool_destroy(larder_pool* pool);
 larder_code larder_pool_get_info(const larder_pool* pool, larder_pool_info* info);
-// The pool's memory in this process, mapped on first use, until the pool is closed.
+// A group of the pool as a pool of its own, to be destroyed on its own; a pool is its first group.
+larder_code larder_pool_group(const larder_pool* pool, int32_t index, larder_pool** group);
+// Grows or shrinks the group, in whole segments. result may be NULL.
+larder_code larder_pool_resize(larder_pool* pool, int64_t num_blocks, larder_resize_result* result);
+// Evicts cached blocks of the whole pool until num_blocks are free again or none is left; in a pool
+// with several groups whole units, so that more may go. result may be NULL.
+larder_code larder_pool_evict(larder_pool* pool, int64_t num_blocks, larder_resize_result* result);
+// The group's memory in this process, mapped on first use, until the pool is closed.
 larder_code larder_pool_data(larder_pool* pool, void** data);
 // *num_groups becomes the number there is. INVALID_ARGUMENT if that is more than capacity; NULL
 // with 0 asks.
@@ -111,6 +125,21 @@ larder_code larder_pool_lookup(larder_pool* pool, const int32_t* tokens, size_t 
                                int32_t hold, const char* adapter, const larder_bytes* extra,
                                size_t num_extra, larder_block* blocks, size_t capacity,
                                size_t* num_blocks, int64_t* hit_tokens);
+// The same for pools with several groups, in units of larder_pool_info.unit_tokens tokens (see
+// larder/client.h). blocks: [num_groups] arrays of num_blocks[g] entries; id -1 where a group has
+// no block. published: NULL, or as many arrays of as many entries.
+larder_code larder_pool_publish_units(larder_pool* pool, const int32_t* tokens, size_t num_tokens,
+                                      const larder_block* const* blocks, const size_t* num_blocks,
+                                      size_t num_groups, const char* adapter,
+                                      const larder_bytes* extra, size_t num_extra,
+                                      larder_published_block* const* published);
+// blocks: [num_groups] arrays with room for capacities[g] entries: the blocks of all whole units of
+// `tokens`, at least; num_blocks: [num_groups].
+larder_code larder_pool_lookup_units(larder_pool* pool, const int32_t* tokens, size_t num_tokens,
+                                     int32_t hold, const char* adapter, const larder_bytes* extra,
+                                     size_t num_extra, larder_block* const* blocks,
+                                     const size_t* capacities, size_t num_groups,
+                                     size_t* num_blocks, int64_t* hit_tokens);
 // from, to: [num_blocks].
 larder_code larder_pool_copy(larder_pool* pool, const larder_block* from, const larder_block* to,
                              size_t num_blocks);

@@ -149,6 +149,36 @@ typedef struct larder_client_options {
 #define LARDER_CLIENT_OPTIONS_INIT \
   { sizeof(larder_client_options), NULL, NULL, NULL, NULL, 10000000, 33554432 }
 
+// A further group of a pool: layers of another geometry.
+typedef struct larder_group_options {
+  size_t struct_size;
+  const char* group_name;  // unique in the pool; NULL: "attention", "mla" or "opaque"
+  larder_geometry geometry;
+  larder_encoder encoder;
+  larder_key_transform key_transform;
+  const float* key_offsets;
+  size_t num_key_offsets;
+  int64_t opaque_block_bytes;
+  int64_t num_blocks;
+  int64_t max_blocks;
+  int64_t segment_bytes;
+  larder_layout layout;
+  int32_t window_tokens;
+  int32_t reserve_block_zero;
+  uint32_t reserved;
+  const double* k_scales;
+  size_t num_k_scales;
+  const double* v_scales;
+  size_t num_v_scales;
+} larder_group_options;
+#define LARDER_GROUP_OPTIONS_INIT                                                             \
+  {                                                                                           \
+    sizeof(larder_group_options), NULL,                                                       \
+        {0, 0, 0, 0, 0, LARDER_KV_FORMAT_NVFP4, LARDER_KV_FORMAT_NVFP4, LARDER_MLA_ROW_NONE}, \
+        LARDER_ENCODER_REFERENCE, LARDER_KEY_TRANSFORM_NONE, NULL, 0, 0, 0, 0, 0,             \
+        LARDER_LAYOUT_BLHNC, -1, 0, 0, NULL, 0, NULL, 0                                       \
+  }
+
 typedef struct larder_pool_options {
   size_t struct_size;
   const char* name;   // unique within the tenant; opening an existing pool attaches to it
@@ -161,7 +191,7 @@ typedef struct larder_pool_options {
   size_t num_key_offsets;
   int64_t opaque_block_bytes;  // > 0: an opaque pool; of geometry, block_tokens alone is used
   int64_t num_blocks;
-  int64_t max_blocks;  // 0: num_blocks
+  int64_t max_blocks;  // 0: num_blocks; more: larder_pool_resize grows the group up to this
   larder_layout layout;
   larder_execution execution;
   int32_t window_tokens;       // -1: none
@@ -170,13 +200,18 @@ typedef struct larder_pool_options {
   size_t num_k_scales;
   const double* v_scales;  // likewise
   size_t num_v_scales;
+  int64_t segment_bytes;   // of one segment of a group that grows; 0: the daemon chooses
+  const char* group_name;  // of the first group, as above
+  const larder_group_options* const* more_groups;  // [num_more_groups], or NULL
+  size_t num_more_groups;
 } larder_pool_options;
-#define LARDER_POOL_OPTIONS_INIT                                                              \
-  {                                                                                           \
-    sizeof(larder_pool_options), NULL, NULL,                                                  \
-        {0, 0, 0, 0, 0, LARDER_KV_FORMAT_NVFP4, LARDER_KV_FORMAT_NVFP4, LARDER_MLA_ROW_NONE}, \
-        LARDER_ENCODER_REFERENCE, LARDER_KEY_TRANSFORM_NONE, NULL, 0, 0, 0, 0,                \
-        LARDER_LAYOUT_BLHNC, LARDER_EXECUTION_IN_PROCESS, -1, 0, NULL, 0, NULL, 0             \
+#define LARDER_POOL_OPTIONS_INIT                                                                  \
+  {                                                                                               \
+    sizeof(larder_pool_options), NULL, NULL,                                                      \
+        {0, 0, 0, 0, 0, LARDER_KV_FORMAT_NVFP4, LARDER_KV_FORMAT_NVFP4, LARDER_MLA_ROW_NONE},     \
+        LARDER_ENCODER_REFERENCE, LARDER_KEY_TRANSFORM_NONE, NULL, 0, 0, 0, 0,                    \
+        LARDER_LAYOUT_BLHNC, LARDER_EXECUTION_IN_PROCESS, -1, 0, NULL, 0, NULL, 0, 0, NULL, NULL, \
+        0                                                                                         \
   }
 
 // What is fixed while a pool is open. Written by larder_pool_get_info, as far as struct_size goes.
@@ -189,15 +224,29 @@ typedef struct larder_pool_info {
   int64_t page_bytes;          // one layer of one block; of opaque pools, one block
   int64_t block_stride_bytes;  // block b, layer l lies at data + b * block_stride_bytes
   int64_t layer_stride_bytes;  //                              + l * layer_stride_bytes
+  int64_t max_blocks;          // block ids go up to this
+  int64_t num_groups;          // of the whole pool
+  int64_t unit_tokens;         // of the whole pool: see larder_pool_publish_units
 } larder_pool_info;
 #define LARDER_POOL_INFO_INIT \
-  { sizeof(larder_pool_info), {0, 0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0 }
+  { sizeof(larder_pool_info), {0, 0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+typedef struct larder_resize_result {
+  int64_t blocks_before;
+  int64_t blocks_after;
+  int64_t bytes_before;
+  int64_t bytes_after;
+} larder_resize_result;
 
 typedef struct larder_group_stats {
   char name[136];                                                // ends with a NUL
   int64_t capacity, free, open, published, cached, quarantined;  // blocks
   int64_t physical_bytes, used_bytes, slack_bytes;
-  int64_t reserved[6];
+  int64_t max_blocks;
+  int64_t evictable;      // blocks
+  int64_t leaving_bytes;  // in segments that sessions have not unmapped yet
+  // Of the quarantined blocks; the rest waits for the executor only.
+  int64_t quarantined_pidfd, quarantined_mps, quarantined_unprovable;
 } larder_group_stats;
 
 typedef struct larder_attend_options {
