@@ -148,16 +148,41 @@ struct Questions {
   CLI::App* status = nullptr;
   CLI::App* pools = nullptr;
   CLI::App* sessions = nullptr;
+  CLI::App* tenants = nullptr;
+  CLI::App* quota = nullptr;
+  CLI::App* resize = nullptr;
+  CLI::App* evicting = nullptr;
   CLI::App* destroy = nullptr;
   std::string pool_name;
+  std::string group;
+  int64_t num_blocks = 0;
+  protocol::SetQuota new_quota;
 
   void add_to(CLI::App& app) {
     status = app.add_subcommand("status", "The daemon, its processes and its memory");
     pools = app.add_subcommand("pools", "Pools, their blocks and their bytes");
     sessions = app.add_subcommand("sessions", "Who is connected and what they hold");
     app.add_subcommand("capabilities", "Which op takes which formats and dims, on what");
+    tenants = app.add_subcommand("tenants", "Tenants, their quotas and what they have taken");
+    quota = app.add_subcommand("quota", "Sets a tenant's quota, until the daemon's next start");
+    quota->add_option("tenant", new_quota.tenant, "Name of the tenant")->required();
+    add_bytes(quota, "guaranteed", new_quota.guaranteed_bytes, "Bytes kept for it");
+    add_bytes(quota, "maximum", new_quota.maximum_bytes, "Bytes it may take; 0: no maximum");
+    resize = app.add_subcommand("resize", "Grows or shrinks a pool, in whole segments");
+    add_pool(resize);
+    resize->add_option("blocks", num_blocks, "How many it is to have")->required();
+    resize->add_option("--group", group, "Name or number of the group; else the first");
+    evicting = app.add_subcommand("evict", "Evicts cached prefixes of a pool");
+    add_pool(evicting);
+    evicting->add_option("blocks", num_blocks, "How many cached blocks at most")->required();
     destroy = app.add_subcommand("destroy-pool", "Frees a pool that nobody has open");
-    destroy->add_option("pool", pool_name, "Name of the pool in the tenant")->required();
+    add_pool(destroy);
+  }
+  void add_pool(CLI::App* command) {
+    command->add_option("pool", pool_name, "Name of the pool in the tenant")->required();
+  }
+  static void add_bytes(CLI::App* command, const char* name, int64_t& bytes, const char* help) {
+    command->add_option(name, bytes, help)->required()->transform(CLI::AsSizeValue(false));
   }
   int ask(const Target& target, const Output& output) const {
     auto connection = connect(target);
@@ -166,6 +191,10 @@ struct Questions {
       return output.show(connection->call_for<protocol::DaemonStatus>(protocol::GetStatus{}));
     if (*pools) return output.show(list_pools(*connection));
     if (*sessions) return output.show(list_sessions(*connection));
+    if (*tenants) return output.show(list_tenants(*connection));
+    if (*quota) return output.done(connection->call_for<protocol::Done>(new_quota).status());
+    if (*resize) return output.show(resize_pool(*connection, target, pool_name, group, num_blocks));
+    if (*evicting) return output.show(evict(*connection, target, pool_name, num_blocks));
     if (*destroy) return output.done(destroy_pool(*connection, target, pool_name));
     return output.show(connection->call_for<protocol::Capabilities>(protocol::GetCapabilities{}));
   }

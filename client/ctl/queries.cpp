@@ -45,13 +45,60 @@ Result<std::vector<protocol::SessionInfo>> list_sessions(ControlConnection& conn
   return all;
 }
 
-Status destroy_pool(ControlConnection& connection, const Target& target, const std::string& name) {
+Result<std::vector<protocol::TenantInfo>> list_tenants(ControlConnection& connection) {
+  auto all = connection.call_for<protocol::Tenants>(protocol::ListTenants{});
+  if (!all) return all.status();
+  return std::move(all->tenants);
+}
+
+namespace {
+
+Result<protocol::PoolInfo> find_pool(ControlConnection& connection, const Target& target,
+                                     const std::string& name) {
   auto pools = list_pools(connection);
   if (!pools) return pools.status();
-  for (const protocol::PoolInfo& pool : *pools)
-    if (pool.tenant == target.tenant && pool.name == name)
-      return connection.call_for<protocol::Done>(protocol::DestroyPool{pool.pool}).status();
-  return {ErrorCode::kNotFound, "tenant \"" + target.tenant + "\" has no pool \"" + name + "\""};
+  for (protocol::PoolInfo& pool : *pools)
+    if (pool.tenant == target.tenant && pool.name == name) return std::move(pool);
+  return Status(ErrorCode::kNotFound,
+                "tenant \"" + target.tenant + "\" has no pool \"" + name + "\"");
+}
+
+Result<uint32_t> find_group(const protocol::PoolInfo& pool, const std::string& group) {
+  std::string names;
+  for (size_t i = 0; i < pool.groups.size(); ++i) {
+    const bool is_first = i == 0 && group.empty();
+    if (is_first || pool.groups[i].name == group || std::to_string(i) == group)
+      return static_cast<uint32_t>(i);
+    names += (i == 0 ? "" : ", ") + pool.groups[i].name;
+  }
+  return Status(ErrorCode::kNotFound, "pool \"" + pool.name + "\" has no group \"" + group +
+                                          "\": its groups are " + names);
+}
+
+}  // namespace
+
+Result<protocol::Resized> resize_pool(ControlConnection& connection, const Target& target,
+                                      const std::string& name, const std::string& group,
+                                      int64_t num_blocks) {
+  const auto pool = find_pool(connection, target, name);
+  if (!pool) return pool.status();
+  const auto index = find_group(*pool, group);
+  if (!index) return index.status();
+  return connection.call_for<protocol::Resized>(
+      protocol::ResizePool{pool->pool, *index, num_blocks});
+}
+
+Result<protocol::Resized> evict(ControlConnection& connection, const Target& target,
+                                const std::string& name, int64_t num_blocks) {
+  const auto pool = find_pool(connection, target, name);
+  if (!pool) return pool.status();
+  return connection.call_for<protocol::Resized>(protocol::Evict{pool->pool, num_blocks});
+}
+
+Status destroy_pool(ControlConnection& connection, const Target& target, const std::string& name) {
+  const auto pool = find_pool(connection, target, name);
+  if (!pool) return pool.status();
+  return connection.call_for<protocol::Done>(protocol::DestroyPool{pool->pool}).status();
 }
 
 }  // namespace larder::ctl

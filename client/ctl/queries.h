@@ -25,7 +25,19 @@ Result<ControlConnection> connect(const Target& target);
 Result<std::vector<protocol::PoolInfo>> list_pools(ControlConnection& connection);
 Result<std::vector<protocol::SessionInfo>> list_sessions(ControlConnection& connection);
 
-// Frees a pool's memory, by name, in the connection's tenant.
+// Admins see all, others their own.
+Result<std::vector<protocol::TenantInfo>> list_tenants(ControlConnection& connection);
+
+// The pools of a name are those of the connection's tenant; NOT_FOUND where it has none.
+
+// `group`: its name or number, empty for the first one.
+Result<protocol::Resized> resize_pool(ControlConnection& connection, const Target& target,
+                                      const std::string& name, const std::string& group,
+                                      int64_t num_blocks);
+// At most `num_blocks` cached blocks.
+Result<protocol::Resized> evict(ControlConnection& connection, const Target& target,
+                                const std::string& name, int64_t num_blocks);
+// Frees a pool's memory.
 Status destroy_pool(ControlConnection& connection, const Target& target, const std::string& name);
 
 }  // namespace larder::ctl

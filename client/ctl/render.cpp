@@ -43,14 +43,16 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   return text;
 }
 
-std::string show_format(const protocol::PoolInfo& pool) {
+// The identity's fields bear the group's name where a pool has several.
+std::string show_format(const protocol::PoolInfo& pool, const protocol::GroupInfo& group) {
+  const std::string prefix = pool.groups.size() > 1 ? group.name + "." : "";
   std::string k;
   std::string v;
   for (const auto& [name, value] : pool.identity) {
-    if (name == "k_format") k = value;
-    if (name == "v_format") v = value;
+    if (name == prefix + "k_format" || name == prefix + "row_format") k = value;
+    if (name == prefix + "v_format") v = value;
   }
-  return k == v ? k : k + "/" + v;
+  return v.empty() || k == v ? k : k + "/" + v;
 }
 
 json to_json(const protocol::GroupInfo& group) {
@@ -61,9 +63,31 @@ json to_json(const protocol::GroupInfo& group) {
           {"published", group.published},
           {"cached", group.cached},
           {"quarantined", group.quarantined},
+          {"quarantined_pidfd", group.quarantined_pidfd},
+          {"quarantined_mps", group.quarantined_mps},
+          {"quarantined_unprovable", group.quarantined_unprovable},
+          {"quarantined_executor_only", group.quarantined_executor_only},
+          {"evictable", group.evictable},
+          {"max_blocks", group.max_blocks},
           {"physical_bytes", group.physical_bytes},
           {"used_bytes", group.used_bytes},
-          {"slack_bytes", group.slack_bytes}};
+          {"slack_bytes", group.slack_bytes},
+          {"leaving_bytes", group.leaving_bytes}};
+}
+
+// "3 (2 pidfd, 1 unprovable)": by what must be waited for.
+std::string show_quarantined(const protocol::GroupInfo& group) {
+  std::string classes;
+  for (const auto& [name, count] :
+       {std::pair("pidfd", group.quarantined_pidfd), std::pair("mps", group.quarantined_mps),
+        std::pair("unprovable", group.quarantined_unprovable),
+        std::pair("executor_only", group.quarantined_executor_only)})
+    if (count > 0) classes += (classes.empty() ? "" : ", ") + std::to_string(count) + " " + name;
+  return std::to_string(group.quarantined) + (classes.empty() ? "" : " (" + classes + ")");
+}
+
+std::string show_state(const protocol::SessionInfo& session) {
+  return session.closing ? "closing" : session.absent ? "absent" : "open";
 }
 
 }  // namespace
@@ -71,6 +95,9 @@ json to_json(const protocol::GroupInfo& group) {
 json to_json(const protocol::DaemonStatus& status) {
   return {{"version", status.version},
           {"ready", status.ready},
+          {"not_ready", status.not_ready},
+          {"boot_id", status.boot_id},
+          {"cache_id", status.cache_id},
           {"pid", status.pid},
           {"executor_pid", status.executor_pid},
           {"executor_restarts", status.executor_restarts},
@@ -81,7 +108,12 @@ json to_json(const protocol::DaemonStatus& status) {
           {"memory_bytes", status.memory_bytes},
           {"physical_bytes", status.physical_bytes},
           {"num_pools", status.num_pools},
-          {"num_sessions", status.num_sessions}};
+          {"num_sessions", status.num_sessions},
+          {"recovered_pools", status.recovered_pools},
+          {"recovered_sessions", status.recovered_sessions},
+          {"journal_bytes", status.journal_bytes},
+          {"journal_records", status.journal_records},
+          {"checkpoints", status.checkpoints}};
 }
 
 json to_json(const std::vector<protocol::PoolInfo>& pools) {
@@ -123,7 +155,10 @@ json to_json(const std::vector<protocol::SessionInfo>& sessions) {
                     {"holds", session.holds},
                     {"mapped", session.mapped},
                     {"connected_us", session.connected_us},
-                    {"closing", session.closing}});
+                    {"closing", session.closing},
+                    {"absent", session.absent},
+                    {"fence", session.fence},
+                    {"pending_unmap_bytes", session.pending_unmap_bytes}});
   return list;
 }
 
@@ -139,14 +174,34 @@ json to_json(const protocol::Capabilities& capabilities) {
   return list;
 }
 
+json to_json(const std::vector<protocol::TenantInfo>& tenants) {
+  json list = json::array();
+  for (const protocol::TenantInfo& tenant : tenants)
+    list.push_back({{"name", tenant.name},
+                    {"guaranteed_bytes", tenant.guaranteed_bytes},
+                    {"maximum_bytes", tenant.maximum_bytes},
+                    {"used_bytes", tenant.used_bytes},
+                    {"evictable_bytes", tenant.evictable_bytes},
+                    {"leaving_bytes", tenant.leaving_bytes}});
+  return list;
+}
+
+json to_json(const protocol::Resized& resized) {
+  return {{"blocks_before", resized.blocks_before},
+          {"blocks_after", resized.blocks_after},
+          {"bytes_before", resized.bytes_before},
+          {"bytes_after", resized.bytes_after}};
+}
+
 json to_json(const Status& refusal) {
   return {{"error", {{"code", error_code_name(refusal.code())}, {"message", refusal.message()}}}};
 }
 
 std::string to_text(const protocol::DaemonStatus& status) {
   return table({
-      {"larderd", status.version + (status.ready ? ", ready" : ", NOT READY") + ", up " +
-                      show_seconds(status.uptime_us)},
+      {"larderd",
+       status.version + (status.ready ? ", ready" : ", NOT READY (" + status.not_ready + ")") +
+           ", up " + show_seconds(status.uptime_us) + ", boot " + std::to_string(status.boot_id)},
       {"processes", "larderd " + std::to_string(status.pid) + ", executor " +
                         std::to_string(status.executor_pid) + " (" +
                         std::to_string(status.executor_restarts) + " restarts), keeper " +
@@ -154,6 +209,12 @@ std::string to_text(const protocol::DaemonStatus& status) {
                         std::to_string(status.keeper_segments) + " segments)"},
       {"memory", show_bytes(status.physical_bytes) + " of " + show_bytes(status.memory_bytes) +
                      ", " + status.backend},
+      {"cache", std::to_string(status.cache_id) + ", " + std::to_string(status.recovered_pools) +
+                    " pools and " + std::to_string(status.recovered_sessions) +
+                    " sessions recovered at this start"},
+      {"journal", show_bytes(static_cast<int64_t>(status.journal_bytes)) + " in " +
+                      std::to_string(status.journal_records) + " records, " +
+                      std::to_string(status.checkpoints) + " checkpoints"},
       {"pools", std::to_string(status.num_pools)},
       {"sessions", std::to_string(status.num_sessions) + " (this one included)"},
   });
@@ -161,16 +222,18 @@ std::string to_text(const protocol::DaemonStatus& status) {
 
 std::string to_text(const std::vector<protocol::PoolInfo>& pools) {
   std::vector<std::vector<std::string>> rows = {
-      {"TENANT", "POOL", "MODEL", "FORMAT", "SESSIONS", "BLOCKS", "FREE", "OPEN", "PUBLISHED",
-       "CACHED", "QUARANTINED", "PHYSICAL", "USED", "SLACK", "APPENDED ON REQUEST"}};
+      {"TENANT", "POOL", "GROUP", "MODEL", "FORMAT", "SESSIONS", "BLOCKS", "MAX", "FREE", "OPEN",
+       "PUBLISHED", "CACHED", "QUARANTINED", "PHYSICAL", "USED", "SLACK", "LEAVING",
+       "APPENDED ON REQUEST"}};
   for (const protocol::PoolInfo& pool : pools)
     for (const protocol::GroupInfo& group : pool.groups)
-      rows.push_back({pool.tenant, pool.name, pool.model, show_format(pool),
+      rows.push_back({pool.tenant, pool.name, group.name, pool.model, show_format(pool, group),
                       std::to_string(pool.num_sessions), std::to_string(group.capacity),
-                      std::to_string(group.free), std::to_string(group.open),
-                      std::to_string(group.published), std::to_string(group.cached),
-                      std::to_string(group.quarantined), show_bytes(group.physical_bytes),
-                      show_bytes(group.used_bytes), show_bytes(group.slack_bytes),
+                      std::to_string(group.max_blocks), std::to_string(group.free),
+                      std::to_string(group.open), std::to_string(group.published),
+                      std::to_string(group.cached), show_quarantined(group),
+                      show_bytes(group.physical_bytes), show_bytes(group.used_bytes),
+                      show_bytes(group.slack_bytes), show_bytes(group.leaving_bytes),
                       std::to_string(pool.appended_tokens_total)});
   return table(rows);
 }
@@ -178,13 +241,14 @@ std::string to_text(const std::vector<protocol::PoolInfo>& pools) {
 std::string to_text(const std::vector<protocol::SessionInfo>& sessions) {
   std::vector<std::vector<std::string>> rows = {{"SESSION", "TENANT", "ROLE", "CLIENT", "PID",
                                                  "UID", "POOLS", "OPEN", "HOLDS", "EXECUTION",
-                                                 "CONNECTED", "STATE"}};
+                                                 "CONNECTED", "STATE", "FENCE", "TO UNMAP"}};
   for (const protocol::SessionInfo& session : sessions)
     rows.push_back({std::to_string(session.session), session.tenant, session.role,
                     session.client_name, std::to_string(session.pid), std::to_string(session.uid),
                     std::to_string(session.num_pools), std::to_string(session.open_blocks),
                     std::to_string(session.holds), session.mapped ? "mapped" : "on request",
-                    show_seconds(session.connected_us), session.closing ? "closing" : "open"});
+                    show_seconds(session.connected_us), show_state(session), session.fence,
+                    show_bytes(session.pending_unmap_bytes)});
   return table(rows);
 }
 
@@ -195,6 +259,23 @@ std::string to_text(const protocol::Capabilities& capabilities) {
                     "multiples of " + std::to_string(row.dim_multiple) + " up to " +
                         std::to_string(row.dim_max)});
   return table(rows);
+}
+
+std::string to_text(const std::vector<protocol::TenantInfo>& tenants) {
+  std::vector<std::vector<std::string>> rows = {
+      {"TENANT", "GUARANTEED", "MAXIMUM", "USED", "EVICTABLE", "LEAVING"}};
+  for (const protocol::TenantInfo& tenant : tenants)
+    rows.push_back({tenant.name, show_bytes(tenant.guaranteed_bytes),
+                    tenant.maximum_bytes == 0 ? "none" : show_bytes(tenant.maximum_bytes),
+                    show_bytes(tenant.used_bytes), show_bytes(tenant.evictable_bytes),
+                    show_bytes(tenant.leaving_bytes)});
+  return table(rows);
+}
+
+std::string to_text(const protocol::Resized& resized) {
+  return std::to_string(resized.blocks_before) + " blocks before, " +
+         std::to_string(resized.blocks_after) + " after; " + show_bytes(resized.bytes_before) +
+         " before, " + show_bytes(resized.bytes_after) + " after\n";
 }
 
 }  // namespace larder::ctl

@@ -97,10 +97,89 @@ TEST_CASE("names that this build does not serve are for the step to refuse") {
   const auto& pool = std::get<OpenPool>(file.steps[0].operation);
   CHECK(has(pool.unsupported, "format is \"turboquant_4bit_nc\""));
   CHECK(has(pool.unsupported, "\"nvfp4\""));
-  const std::string two = R"({"steps": [{"do": "open_pool", "pool": "p", "groups": [
-      {"name": "a", "kv_heads": 1, "k_dim": 64, "v_dim": 64, "num_blocks": 4},
-      {"name": "b", "kind": "opaque", "block_bytes": 64, "num_blocks": 4}]}]})";
-  CHECK(has(std::get<OpenPool>(parse(two).steps[0].operation).unsupported, "groups has 2 entries"));
+}
+
+const std::string kGroups = R"({"do": "open_pool", "pool": "g", "groups": [
+    {"name": "full", "kv_heads": 1, "k_dim": 64, "v_dim": 64, "num_blocks": 4, "max_blocks": 8},
+    {"name": "state", "kind": "opaque", "block_bytes": 64, "num_blocks": 4}]})";
+
+std::string group_steps(const std::string& more) {
+  return R"({"steps": [)" + kGroups + ", " + more + "]}";
+}
+
+TEST_CASE("groups are named by their names or numbers, the first where none is") {
+  const ReplayFile file = parse(group_steps(
+      R"({"do": "alloc", "pool": "g", "n": 2, "as": "b"},
+         {"do": "alloc", "pool": "g", "n": 1, "group": 1, "as": "s"},
+         {"do": "release", "pool": "g", "blocks": "s", "group": "state"},
+         {"do": "publish", "pool": "g", "blocks": {"full": "b", "state": [-1, ["s", 0]]},
+          "tokens": [1], "as": "p", "expect": {"full": {"same_as": "b"}, "key": {"unique": true}}},
+         {"do": "lookup", "pool": "g", "tokens": [1], "expect": {"state": {"equal": [3]}}})"));
+  const auto& options = std::get<OpenPool>(file.steps[0].operation).options;
+  CHECK(options.group_name == "full");
+  CHECK(options.max_blocks == 8);
+  REQUIRE(options.more_groups.size() == 1);
+  CHECK(options.more_groups[0].group_name == "state");
+  CHECK(options.more_groups[0].opaque_block_bytes == 64);
+  CHECK(file.steps[1].group_name == "full");
+  CHECK(file.steps[2].group_name == "state");
+  CHECK(file.steps[3].group_name == "state");
+  const auto& publish = std::get<Publish>(file.steps[4].operation);
+  CHECK(publish.blocks.empty());
+  CHECK(publish.group_blocks.at("full")[0].result == "b");
+  CHECK(publish.group_blocks.at("state")[0].id == -1);
+  // What a session in another process is sent needs no expectation.
+  CHECK(!file.steps[4].source.contains("expect"));
+}
+
+TEST_CASE("a group that the pool does not have is refused, one of a plain pool is its only one") {
+  const auto refused = [](const std::string& step) { return refusal(group_steps(step)); };
+  CHECK(refused(R"({"do": "alloc", "pool": "g", "n": 1, "group": "window"})") ==
+        "step 2 (alloc): field \"group\" is \"window\", expected \"full\" or \"state\"");
+  CHECK(has(refused(R"({"do": "alloc", "pool": "g", "n": 1, "group": 2})"),
+            "field \"group\" is 2, expected a whole number from 0 to 1"));
+  CHECK(has(refused(R"({"do": "publish", "pool": "g", "tokens": [1], "blocks": {"window": [1]}})"),
+            "field \"blocks.window\" is no group of the pool, expected \"full\" or \"state\""));
+  CHECK(has(refused(R"({"do": "publish", "pool": "g", "tokens": [1], "blocks": {}})"),
+            "field \"blocks\" names no group"));
+  CHECK(has(refused(R"({"do": "lookup", "pool": "g", "tokens": [1],
+                        "expect": {"blocks": {"equal": 1}}})"),
+            "field \"expect.blocks\" is unknown"));
+  CHECK(has(step_refusal(
+                R"({"do": "publish", "pool": "p", "tokens": [1], "blocks": {"attention": "b"}})"),
+            "names a group, but the pool has one"));
+  CHECK(parse(steps(R"({"do": "alloc", "pool": "p", "n": 1, "group": "any"})"))
+            .steps[2]
+            .group_name.empty());
+  const auto named = [](const std::string& name) {
+    return refusal(R"({"steps": [{"do": "open_pool", "pool": "g", "groups": [
+        {"name": "a", "kind": "opaque", "block_bytes": 64, "num_blocks": 4},
+        {"name": ")" +
+                   name + R"(", "kind": "opaque", "block_bytes": 64, "num_blocks": 4}]}]})");
+  };
+  CHECK(has(named("a"), "field \"groups[1].name\" is \"a\", as of another group"));
+  CHECK(has(named("hit_tokens"), "a word that results and expectations have"));
+}
+
+TEST_CASE("figures of a tenant need no pool") {
+  const ReplayFile file = parse(R"({"steps": [
+      {"do": "stats", "tenant": "t", "expect": {"tenant_used_bytes": {"equal": 0}}},
+      {"do": "wait", "tenant": "t", "until": {"tenant_leaving_bytes": {"equal": 0}}},
+      {"do": "quota", "tenant": "t", "guaranteed_bytes": 5, "maximum_bytes": 7}]})");
+  CHECK(std::get<Stats>(file.steps[0].operation).tenant == "t");
+  CHECK(std::get<Wait>(file.steps[1].operation).stats.tenant == "t");
+  const auto& quota = std::get<Quota>(file.steps[2].operation);
+  CHECK(quota.guaranteed_bytes == 5);
+  CHECK(quota.maximum_bytes == 7);
+  CHECK(has(refusal(R"({"steps": [{"do": "stats"}]})"), "field \"pool\" is missing"));
+  CHECK(has(refusal(R"({"steps": [{"do": "stats", "tenant": "t", "group": 0}]})"),
+            "field \"group\" is unknown"));
+  CHECK(has(refusal(R"({"steps": [{"do": "stats", "tenant": "t",
+                       "expect": {"free": {"equal": 0}}}]})"),
+            "field \"expect.free\" is unknown"));
+  CHECK(has(step_refusal(R"({"do": "stats", "pool": "p", "expect": {"tenant_used_bytes":
+                             {"equal": 0}}})"),
+            "field \"expect.tenant_used_bytes\" is unknown"));
 }
 
 TEST_CASE("what is no replay file at all") {

@@ -53,6 +53,100 @@ TEST_CASE("status, pools, sessions and capabilities in both formats") {
   CHECK(ctl(node.socket(), {"pools"}).stdout_text.find("nvfp4") != std::string::npos);
 }
 
+// Blocks of 65,536 bytes, 32 in a segment of 2 MiB.
+PoolOptions growing_pool() {
+  PoolOptions options = small_pool("g", Execution::kInProcess, KvFormat::kBf16, 32);
+  options.geometry = {1, 8, 16, 128, 128, KvFormat::kBf16, KvFormat::kBf16};
+  options.max_blocks = 128;
+  options.segment_bytes = int64_t{2} << 20;
+  return options;
+}
+
+TEST_CASE("a pool is resized and evicted by whoever operates the node") {
+  Node node;
+  Client client = node.connect();
+  auto pool = client.open_pool(growing_pool());
+  REQUIRE(pool.ok());
+  const auto grown = node.ctl({"resize", "g", "96"});
+  CHECK(grown["blocks_before"] == 32);
+  CHECK(grown["blocks_after"] == 96);
+  CHECK(grown["bytes_after"] == 6 << 20);
+  const auto blocks = pool->allocate(3).value();
+  REQUIRE(pool->publish(std::vector<int32_t>(48, 1), blocks).ok());
+  REQUIRE(pool->release(blocks).ok());
+  CHECK(node.ctl({"pools"})[0]["groups"][0]["evictable"] == 3);
+  const auto evicted = node.ctl({"evict", "g", "2"});
+  CHECK(evicted["blocks_before"] == 3);
+  CHECK(evicted["blocks_after"] == 1);
+  CHECK(node.ctl({"resize", "g", "64", "--group", "attention"})["blocks_after"] == 64);
+  CHECK(eventually([&] { return node.ctl({"sessions"})[0]["pending_unmap_bytes"] == 0; }));
+  const auto group = node.ctl({"pools"})[0]["groups"][0];
+  CHECK(group["capacity"] == 64);
+  CHECK(group["max_blocks"] == 128);
+  CHECK(group["leaving_bytes"] == 0);
+  const Output text = ctl(node.socket(), {"resize", "g", "1"});
+  CHECK(text.stdout_text == "64 blocks before, 32 after; 4.0 MiB before, 2.0 MiB after\n");
+  const Output unknown = ctl(node.socket(), {"resize", "g", "1", "--group", "window"});
+  CHECK(unknown.exit_code == 1);
+  CHECK(unknown.stderr_text.find("its groups are attention") != std::string::npos);
+  CHECK(ctl(node.socket(), {"resize", "none", "1"}).exit_code == 1);
+  CHECK(ctl(node.socket(), {"resize", "g", "many"}).exit_code == 2);
+  CHECK(ctl(node.socket(), {"evict", "g"}).exit_code == 2);
+}
+
+TEST_CASE("quotas are set and shown") {
+  Node node({"--memory-bytes", "1GiB"});
+  Client client = node.connect();
+  auto pool = client.open_pool(growing_pool());
+  REQUIRE(pool.ok());
+  CHECK(node.ctl({"quota", "default", "4MiB", "6MiB"}).empty());
+  const auto tenants = node.ctl({"tenants"});
+  REQUIRE(tenants.size() == 1);
+  CHECK(tenants[0]["name"] == "default");
+  CHECK(tenants[0]["guaranteed_bytes"] == 4 << 20);
+  CHECK(tenants[0]["maximum_bytes"] == 6 << 20);
+  CHECK(tenants[0]["used_bytes"] == 2 << 20);
+  CHECK(tenants[0]["leaving_bytes"] == 0);
+  CHECK(ctl(node.socket(), {"resize", "g", "128"}).exit_code == 1);
+  CHECK(node.ctl({"resize", "g", "96"})["bytes_after"] == 6 << 20);
+  const Output text = ctl(node.socket(), {"tenants"});
+  CHECK(text.stdout_text.find("default  4.0 MiB     6.0 MiB  6.0 MiB") != std::string::npos);
+  const Output much = ctl(node.socket(), {"quota", "default", "2GiB", "0"});
+  CHECK(much.exit_code == 1);
+  CHECK(much.stderr_text.find("RESOURCE_EXHAUSTED") != std::string::npos);
+  CHECK(ctl(node.socket(), {"quota", "nobody", "0", "0"}).exit_code == 1);
+  CHECK(ctl(node.socket(), {"quota", "default", "0"}).exit_code == 2);
+}
+
+TEST_CASE("what a restart found is shown, and who is not back yet") {
+  Node node;
+  Client client = node.connect({.name = "an engine"});
+  auto pool = client.open_pool(small_pool("kv", Execution::kInProcess));
+  REQUIRE(pool.ok());
+  const auto before = node.ctl({"status"});
+  CHECK(before["recovered_pools"] == 0);
+  CHECK(before["journal_bytes"] > 0);
+  CHECK(before["not_ready"] == "");
+  CHECK(before["cache_id"] == client.cache_id());
+  CHECK(before["boot_id"] == client.boot_id());
+  node.larderd().signal(SIGKILL);
+  REQUIRE(node.larderd().wait_exit(std::chrono::seconds(20)).has_value());
+  node.start_larderd();
+  node.await_ready();
+  REQUIRE(pool->allocate(1).ok());
+  const auto after = node.ctl({"status"});
+  CHECK(after["recovered_pools"] == 1);
+  CHECK(after["recovered_sessions"] == 1);
+  CHECK(after["cache_id"] == before["cache_id"]);
+  CHECK(after["boot_id"] != before["boot_id"]);
+  const auto sessions = node.ctl({"sessions"});
+  CHECK(sessions[0]["client_name"] == "an engine");
+  CHECK(sessions[0]["absent"] == false);
+  CHECK(sessions[0]["fence"] == "pidfd");
+  const Output text = ctl(node.socket(), {"status"});
+  CHECK(text.stdout_text.find("1 pools and 1 sessions recovered") != std::string::npos);
+}
+
 TEST_CASE("exit codes: 1 refused, 2 usage, 3 nobody answers") {
   Node node;
   CHECK(ctl(node.socket(), {"destroy-pool", "none"}).exit_code == 1);
@@ -75,7 +169,9 @@ TEST_CASE("a stale socket and a silent daemon end within the deadline") {
   REQUIRE(node.larderd().wait_exit(std::chrono::seconds(20)).has_value());
   const Output stale = ctl(node.socket(), {"status"});
   CHECK(stale.exit_code == 3);
-  CHECK(stale.stderr_text.find("stale") != std::string::npos);
+  CHECK(stale.stderr_text.find("not running") != std::string::npos);
+  CHECK(stale.stderr_text.find("stale socket") != std::string::npos);
+  CHECK(stale.stdout_text.empty());  // no figures of the past
 
   // Somebody who listens and never answers.
   const std::string path = node.folder_file("silent.sock");

@@ -38,9 +38,14 @@ constexpr const char* kFiles[] = {
 {"do": "lookup", "pool": "m", "session": "s", "tokens": [1, 2], "extra": ["00"], "as": "hit"},
 {"do": "poke", "pool": "m", "session": "s", "blocks": "hit", "what": "row", "byte": 255},
 {"do": "import", "pool": "m", "session": "s", "blocks": [1], "layout": "HND", "hex": ""},
-{"do": "open_pool", "pool": "g", "groups": [{"name": "a", "kind": "opaque", "block_bytes": 8, "num_blocks": 1}]},
+{"do": "open_pool", "pool": "g", "groups": [{"name": "a", "kind": "opaque", "block_bytes": 8, "num_blocks": 1},
+ {"name": "b", "kv_heads": 1, "k_dim": 64, "v_dim": 64, "num_blocks": 4, "max_blocks": 8, "window": 32}]},
+{"do": "alloc", "pool": "g", "n": 3, "group": "b", "as": "gb"},
+{"do": "publish", "pool": "g", "blocks": {"a": [-1, 0], "b": "gb"}, "tokens": [1], "expect": {"b": {"same_as": "gb"}}},
+{"do": "stats", "tenant": "t", "expect": {"tenant_used_bytes": {"equal": 0}}},
+{"do": "quota", "tenant": "t", "guaranteed_bytes": 1, "maximum_bytes": 2},
 {"do": "kill_session", "session": "s"}, {"do": "restart_daemon", "how": "term", "may_be_unsupported": true},
-{"do": "grow", "pool": "g", "num_blocks": 8, "expect": {"error": "UNSUPPORTED", "mentions": ["grow"]}}]})"};
+{"do": "grow", "pool": "g", "group": 1, "num_blocks": 8, "expect": {"error": "BUSY", "mentions": ["grow"]}}]})"};
 
 const char* const kReplacements[] = {
     "null",

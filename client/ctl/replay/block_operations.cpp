@@ -17,31 +17,12 @@ Outcome apply(const Alloc& step, OpenedPool& pool, const Context&) {
 }
 
 Outcome apply(const Release& step, OpenedPool& pool, const Context& context) {
-  const auto blocks = resolve_blocks(step.blocks, context);
+  auto blocks = resolve_blocks(step.blocks, context);
   if (!blocks) return {blocks.status(), {}};
+  // A whole result may have places without a block, of units that need none.
+  const bool is_whole_result = step.blocks.size() == 1 && !step.blocks[0].result.empty();
+  if (is_whole_result) std::erase(*blocks, BlockHandle());
   return {pool.pool.release(*blocks), {}};
-}
-
-Outcome apply(const Publish& step, OpenedPool& pool, const Context& context) {
-  const auto blocks = resolve_blocks(step.blocks, context);
-  if (!blocks) return {blocks.status(), {}};
-  const auto published = pool.pool.publish(step.tokens, *blocks, step.adapter, step.extra);
-  if (!published) return {published.status(), {}};
-  Texts keys;
-  Blocks holders;
-  for (const PublishedBlock& block : *published) {
-    keys.push_back(to_hex({block.key.begin(), block.key.end()}));
-    holders.push_back(block.block);
-  }
-  return {{}, {Parts{{"key", {std::move(keys)}}, {"block", {std::move(holders)}}}}};
-}
-
-Outcome apply(const Lookup& step, OpenedPool& pool, const Context&) {
-  auto prefix = pool.pool.lookup(step.tokens, step.hold, step.adapter, step.extra);
-  if (!prefix) return {prefix.status(), {}};
-  return {
-      {},
-      {Parts{{"hit_tokens", number(prefix->hit_tokens)}, {"blocks", {std::move(prefix->blocks)}}}}};
 }
 
 Outcome apply(const Copy& step, OpenedPool& pool, const Context& context) {
@@ -72,25 +53,25 @@ Outcome apply(const Checksum& step, OpenedPool& pool, const Context& context) {
   return {{}, {std::move(texts)}};
 }
 
-Outcome stats_of(OpenedPool& pool) {
-  const auto stats = pool.pool.stats();
-  if (!stats) return {stats.status(), {}};
-  if (stats->size() != 1)
-    return refused(ErrorCode::kInternal,
-                   "the pool has " + std::to_string(stats->size()) + " groups, one was opened");
-  const PoolGroupStats& group = stats->front();
+namespace {
+
+Outcome resized(const Result<ResizeResult>& result) {
+  if (!result) return {result.status(), {}};
   return {{},
-          {Parts{{"capacity", number(group.capacity)},
-                 {"free", number(group.free)},
-                 {"open", number(group.open)},
-                 {"published", number(group.published)},
-                 {"cached", number(group.cached)},
-                 {"quarantined", number(group.quarantined)},
-                 // Published blocks that nobody holds are counted as cached.
-                 {"pinned", number(group.published)},
-                 {"physical_bytes", number(group.physical_bytes)},
-                 {"used_bytes", number(group.used_bytes)},
-                 {"slack_bytes", number(group.slack_bytes)}}}};
+          {Parts{{"blocks_before", number(result->blocks_before)},
+                 {"blocks_after", number(result->blocks_after)},
+                 {"bytes_before", number(result->bytes_before)},
+                 {"bytes_after", number(result->bytes_after)}}}};
+}
+
+}  // namespace
+
+Outcome apply(const Resize& step, OpenedPool& pool, const Context&) {
+  return resized(pool.pool.resize(step.num_blocks));
+}
+
+Outcome apply(const Evict& step, OpenedPool& pool, const Context&) {
+  return resized(pool.pool.evict(step.num_blocks));
 }
 
 }  // namespace larder::replay

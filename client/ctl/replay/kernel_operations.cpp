@@ -17,7 +17,7 @@ Floats floats_of(const TensorView& view) {
 Status check_not_opaque(const OpenedPool& pool) {
   if (pool.options.opaque_block_bytes == 0) return {};
   return {ErrorCode::kInvalidArgument,
-          "pool \"" + pool.options.name + "\" is opaque: it has blocks of bytes, not tensors"};
+          "pool \"" + pool.whole->name + "\" is opaque: it has blocks of bytes, not tensors"};
 }
 
 }  // namespace

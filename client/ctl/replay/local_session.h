@@ -18,7 +18,7 @@ class LocalSession final : public Session {
 
  private:
   struct Entry {
-    OpenedPool opened;
+    OpenedGroups groups;
     std::vector<Pool> opened_again;  // closing any of them would close the pool for the session
     Sequences sequences;             // gone before the pool is
   };
@@ -27,6 +27,7 @@ class LocalSession final : public Session {
       : settings_(std::move(settings)), client_(std::move(client)), pages_(settings_) {}
   Outcome open_pool(const Step& step, const OpenPool& open);
   Outcome run_on_pool(const Step& step, Entry& pool, const Context& context);
+  Outcome access_bytes(const RawBytes& step, OpenedPool& pool, const Context& context);
 
   const SessionSettings settings_;
   Client client_;

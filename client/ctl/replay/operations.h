@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,38 +11,41 @@
 
 namespace larder::replay {
 
+// One group of a pool that is open.
 struct OpenedPool {
   Pool pool;
-  PoolOptions options;
+  GroupOptions options;
+  std::shared_ptr<const PoolOptions> whole;
+  size_t group_index = 0;
+  std::string group_name = {};  // empty where the pool has one group
 };
+using OpenedGroups = std::vector<OpenedPool>;
 
-// The bytes of any page. Through a mapping of its own on an embedded daemon, which may write too;
-// elsewhere through the session's pool, which shows blocks that are open there or published.
+// The bytes of any page: through a mapping of its own on an embedded daemon, which may write too.
 class PageAccess {
  public:
   PageAccess(const SessionSettings& settings) : settings_(settings) {}
 
-  Result<std::vector<uint8_t>> read(OpenedPool& pool, int32_t layer, int32_t block);
-  Status write(OpenedPool& pool, int32_t layer, int32_t block, const std::vector<uint8_t>& page);
-  // Before a pool's name may stand for another pool.
-  void forget(const std::string& pool) { pools_.erase(pool); }
+  // The same group, opened for one step: what is mapped now may have been given back by the next.
+  Result<Pool> open(const OpenedPool& pool);
 
  private:
-  Result<std::byte*> find(OpenedPool& pool, int32_t layer, int32_t block);
-
   const SessionSettings& settings_;
   std::optional<Client> client_;
-  std::map<std::string, Pool> pools_;
 };
 
 Outcome apply(const Alloc& step, OpenedPool& pool, const Context& context);
 Outcome apply(const Release& step, OpenedPool& pool, const Context& context);
-Outcome apply(const Publish& step, OpenedPool& pool, const Context& context);
-Outcome apply(const Lookup& step, OpenedPool& pool, const Context& context);
+Outcome apply(const Publish& step, OpenedGroups& groups, const Context& context);
+Outcome apply(const Lookup& step, OpenedGroups& groups, const Context& context);
 Outcome apply(const Copy& step, OpenedPool& pool, const Context& context);
 Outcome apply(const Scrub& step, OpenedPool& pool, const Context& context);
 Outcome apply(const Checksum& step, OpenedPool& pool, const Context& context);
-Outcome stats_of(OpenedPool& pool);
+Outcome apply(const Resize& step, OpenedPool& pool, const Context& context);
+Outcome apply(const Evict& step, OpenedPool& pool, const Context& context);
+// The figures of the group, and of the tenant where one is named. `pool` may be nullptr.
+Outcome stats_of(const Stats& step, OpenedPool* pool, const SessionSettings& settings);
+Outcome set_quota(const Quota& step, const SessionSettings& settings);
 
 Outcome apply(const Append& step, OpenedPool& pool, const Context& context);
 Outcome apply(const Read& step, OpenedPool& pool, const Context& context);
@@ -50,7 +54,8 @@ Outcome apply(const Attend& step, OpenedPool& pool, const Context& context);
 Outcome apply(const SparseMla& step, OpenedPool& pool, const Context& context);
 Outcome apply(const Merge& step, const Context& context);
 
-Outcome apply(const RawBytes& step, OpenedPool& pool, const Context& context, PageAccess& pages);
+// `source`: where the bytes are.
+Outcome apply(const RawBytes& step, OpenedPool& pool, const Context& context, Pool& source);
 Outcome apply(const MovePages& step, OpenedPool& pool, const Context& context);
 
 // The sequences of one pool, by name.

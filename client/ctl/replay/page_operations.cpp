@@ -85,7 +85,7 @@ Result<std::vector<Target>> targets_of(const RawBytes& step, const OpenedPool& p
   const int64_t block_tokens = pool.options.geometry.block_tokens;
   const auto slots = resolve_slots(std::get<SlotList>(step.where), block_tokens, context);
   if (!slots) return slots.status();
-  const int64_t num_slots = pool.pool.num_blocks() * block_tokens;
+  const int64_t num_slots = pool.pool.max_blocks() * block_tokens;
   for (const int64_t slot : *slots) {
     if (slot < 0 || slot >= num_slots)
       return Status(ErrorCode::kInvalidArgument, "slot " + std::to_string(slot) +
@@ -119,8 +119,16 @@ Result<int64_t> total_bytes(const std::vector<Target>& targets) {
   return total;
 }
 
+Result<std::vector<uint8_t>> read_page(Pool& source, int32_t layer, int32_t block) {
+  std::vector<uint8_t> page(static_cast<size_t>(source.page_bytes()));
+  const Status status =
+      source.read_pages(layer, std::span(&block, 1), std::as_writable_bytes(std::span(page)));
+  if (!status.ok()) return status;
+  return page;
+}
+
 Outcome write_targets(const RawBytes& step, const std::vector<Target>& targets, int64_t total,
-                      OpenedPool& pool, const Context& context, PageAccess& pages) {
+                      const Context& context, Pool& source) {
   ByteString written;
   if (const auto* byte = std::get_if<uint8_t>(&*step.written)) {
     written.assign(static_cast<size_t>(total), *byte);
@@ -135,15 +143,16 @@ Outcome write_targets(const RawBytes& step, const std::vector<Target>& targets, 
                                                     " are written");
   size_t next = 0;
   for (const Target& target : targets) {
-    auto page = pages.read(pool, step.layer, target.block);
+    auto page = read_page(source, step.layer, target.block);
     if (!page) return {page.status(), {}};
     for (const Stretch& stretch : target.stretches) {
       const auto size = static_cast<size_t>(stretch.size_bytes);
       if (size > 0) std::memcpy(page->data() + stretch.offset_bytes, written.data() + next, size);
       next += size;
     }
-    if (Status status = pages.write(pool, step.layer, target.block, *page); !status.ok())
-      return {status, {}};
+    const Status status = source.write_pages(step.layer, std::span(&target.block, 1),
+                                             std::as_bytes(std::span(*page)));
+    if (!status.ok()) return {status, {}};
   }
   return {};
 }
@@ -152,11 +161,7 @@ Outcome write_targets(const RawBytes& step, const std::vector<Target>& targets, 
 
 // ----------------------------------------------------------------------------------- PageAccess
 
-Result<std::byte*> PageAccess::find(OpenedPool& pool, int32_t layer, int32_t block) {
-  if (block < 0 || block >= pool.pool.num_blocks())
-    return Status(ErrorCode::kInvalidArgument, "block " + std::to_string(block) +
-                                                   " is not in the pool, which has " +
-                                                   std::to_string(pool.pool.num_blocks()));
+Result<Pool> PageAccess::open(const OpenedPool& pool) {
   if (!client_) {
     auto client = Client::connect({.socket_path = settings_.socket_path,
                                    .tenant = settings_.tenant,
@@ -167,59 +172,30 @@ Result<std::byte*> PageAccess::find(OpenedPool& pool, int32_t layer, int32_t blo
     if (!client) return client.status();
     client_.emplace(std::move(*client));
   }
-  auto found = pools_.find(pool.options.name);
-  if (found == pools_.end()) {
-    PoolOptions options = pool.options;
-    options.execution = Execution::kInProcess;
-    auto mapped = client_->open_pool(options);
-    if (!mapped) return mapped.status();
-    found = pools_.emplace(pool.options.name, std::move(*mapped)).first;
-  }
-  auto data = found->second.data();
-  if (!data) return data.status();
-  return *data + int64_t{block} * found->second.block_stride_bytes() +
-         int64_t{layer} * found->second.layer_stride_bytes();
-}
-
-Result<std::vector<uint8_t>> PageAccess::read(OpenedPool& pool, int32_t layer, int32_t block) {
-  std::vector<uint8_t> page(static_cast<size_t>(pool.pool.page_bytes()));
-  if (!settings_.is_embedded) {
-    const Status status =
-        pool.pool.read_pages(layer, std::span(&block, 1), std::as_writable_bytes(std::span(page)));
-    if (!status.ok()) return status;
-    return page;
-  }
-  const auto memory = find(pool, layer, block);
-  if (!memory) return memory.status();
-  std::memcpy(page.data(), *memory, page.size());
-  return page;
-}
-
-Status PageAccess::write(OpenedPool& pool, int32_t layer, int32_t block,
-                         const std::vector<uint8_t>& page) {
-  const auto memory = find(pool, layer, block);
-  if (!memory) return memory.status();
-  std::memcpy(*memory, page.data(), page.size());
-  return {};
+  PoolOptions options = *pool.whole;
+  options.execution = Execution::kInProcess;
+  auto opened = client_->open_pool(options);
+  if (!opened) return opened.status();
+  return opened->group(static_cast<int32_t>(pool.group_index));
 }
 
 // ----------------------------------------------------------------------------------- operations
 
-Outcome apply(const RawBytes& step, OpenedPool& pool, const Context& context, PageAccess& pages) {
+Outcome apply(const RawBytes& step, OpenedPool& pool, const Context& context, Pool& source) {
   if (Status status = check_layer(pool, step.layer); !status.ok()) return {status, {}};
   if (Status status = check_region(pool, step); !status.ok()) return {status, {}};
   const auto targets = targets_of(step, pool, context);
   if (!targets) return {targets.status(), {}};
   const auto total = total_bytes(*targets);
   if (!total) return {total.status(), {}};
-  if (step.written) return write_targets(step, *targets, *total, pool, context, pages);
+  if (step.written) return write_targets(step, *targets, *total, context, source);
   ByteString bytes;
   bytes.reserve(static_cast<size_t>(*total));
   std::vector<uint8_t> page;
   int32_t block_of_page = -1;
   for (const Target& target : *targets) {
     if (target.block != block_of_page) {
-      auto read = pages.read(pool, step.layer, target.block);
+      auto read = read_page(source, step.layer, target.block);
       if (!read) return {read.status(), {}};
       page = std::move(*read);
       block_of_page = target.block;

@@ -30,13 +30,15 @@ struct ReplayFile {
 
 // What earlier steps have established, as far as it is known before anything runs.
 struct Scope {
-  PartNames results;                                        // `as` names and their parts
-  std::map<std::string, int64_t> num_blocks;                // of results whose count is known
-  std::set<std::string> block_results;                      // results that hold blocks
-  std::set<std::string> state_results;                      // {"out", "lse"}
-  std::set<std::string> byte_results;                       // hex
-  std::set<std::string> sessions;                           // ever opened; "main" always is
-  std::set<std::pair<std::string, std::string>> pools;      // session, pool: ever opened
+  PartNames results;                                    // `as` names and their parts
+  std::map<std::string, int64_t> num_blocks;            // of results whose count is known
+  std::set<std::string> block_results;                  // results that hold blocks
+  std::set<std::string> state_results;                  // {"out", "lse"}
+  std::set<std::string> byte_results;                   // hex
+  std::set<std::string> sessions;                       // ever opened; "main" always is
+  std::set<std::pair<std::string, std::string>> pools;  // session, pool: ever opened
+  // session, pool: the names of its groups, where there are several
+  std::map<std::pair<std::string, std::string>, std::vector<std::string>> groups;
   std::set<std::pair<std::string, std::string>> sequences;  // session, sequence: ever begun
 };
 

@@ -9,23 +9,52 @@ namespace {
 
 constexpr int64_t kMaxWaitMs = 600'000;
 
-const std::vector<std::string> kStatsParts = {
-    "capacity",    "free",   "open",           "published",  "cached",
-    "quarantined", "pinned", "physical_bytes", "used_bytes", "slack_bytes"};
-const std::vector<std::string> kPoolParts = [] {
-  std::vector<std::string> parts = kStatsParts;
-  for (const char* name : {"created", "page_bytes", "block_stride_bytes", "layer_stride_bytes"})
-    parts.emplace_back(name);
-  return parts;
-}();
+using Names = std::vector<std::string>;
+
+Names joined(Names names, const Names& more) {
+  names.insert(names.end(), more.begin(), more.end());
+  return names;
+}
+
+const Names kFigures = {"capacity",
+                        "free",
+                        "open",
+                        "published",
+                        "cached",
+                        "quarantined",
+                        "pinned",
+                        "evictable",
+                        "max_blocks",
+                        "physical_bytes",
+                        "used_bytes",
+                        "slack_bytes",
+                        "leaving_bytes",
+                        "quarantined_pidfd",
+                        "quarantined_mps",
+                        "quarantined_unprovable",
+                        "quarantined_executor_only"};
+const Names kTenantFigures = {"tenant_guaranteed_bytes", "tenant_maximum_bytes",
+                              "tenant_used_bytes", "tenant_evictable_bytes",
+                              "tenant_leaving_bytes"};
+const Names kPoolParts = joined(
+    kFigures, {"created", "page_bytes", "block_stride_bytes", "layer_stride_bytes", "unit_tokens"});
+const Names kResizeParts = {"blocks_before", "blocks_after", "bytes_before", "bytes_after"};
+
+Names figures_of(const Step& step, const Stats& stats) {
+  Names parts = step.pool.empty() ? Names() : kFigures;
+  return stats.tenant.empty() ? parts : joined(std::move(parts), kTenantFigures);
+}
 
 // What a result is good for in later steps.
 enum class Kind : uint8_t { kOther, kBlocks, kState, kBytes };
 
+// What of a pool a step names.
+enum class About : uint8_t { kNone, kPool, kGroup, kGroupOrTenant };
+
 struct Entry {
-  bool has_pool;
+  About about;
   Kind kind;
-  std::vector<std::string> parts;
+  Names parts;
   std::function<Operation(StepParser&)> parse;
 };
 
@@ -70,9 +99,23 @@ MovePages parse_pages(StepParser& p, bool is_import) {
   return move;
 }
 
+// {"GROUP": blocks, ...}
+std::map<std::string, BlockList> parse_group_blocks(StepParser& p, const Cursor& cursor) {
+  std::map<std::string, BlockList> lists;
+  Fields inner(cursor);
+  for (const auto& [name, ignored] : cursor.value().items()) {
+    if (p.scope != nullptr) p.check_group(inner.need(name), name);
+    lists.emplace(name, p.blocks(inner.need(name)));
+  }
+  if (lists.empty()) cursor.refuse("names no group");
+  return lists;
+}
+
 Publish parse_publish(StepParser& p) {
   Publish publish;
-  publish.blocks = p.blocks(p.fields.need("blocks"));
+  const Cursor blocks = p.fields.need("blocks");
+  if (!blocks.value().is_object()) publish.blocks = p.blocks(blocks);
+  if (blocks.value().is_object()) publish.group_blocks = parse_group_blocks(p, blocks);
   publish.tokens = p.tokens(p.fields.need("tokens"));
   publish.adapter = p.fields.text("adapter", "");
   publish.extra = p.extra();
@@ -96,95 +139,102 @@ OpenSession parse_open_session(StepParser& p) {
   return open;
 }
 
+Stats parse_stats(StepParser& p) { return {p.fields.text("tenant", "")}; }
+
 Wait parse_wait(StepParser& p) {
   Wait wait;
+  wait.stats = parse_stats(p);
   const Cursor until = p.fields.need("until");
   const PartNames* known = p.scope != nullptr ? &p.scope->results : nullptr;
-  wait.until = parse_expectation(until, kStatsParts, known, p.step.references);
+  wait.until = parse_expectation(until, figures_of(p.step, wait.stats), known, p.step.references);
   if (wait.until.error) until.refuse("has \"error\": it is about the figures of stats");
   wait.limit_ms = p.fields.integer("ms", wait.limit_ms, 0, kMaxWaitMs);
   return wait;
 }
 
-Unserved parse_resize(StepParser& p) {
-  (void)p.fields.need("num_blocks")
-      .integer(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
-  return {p.step.op + " is not served by this build: pools keep the size they were made with"};
+Quota parse_quota(StepParser& p) {
+  return {p.fields.text("tenant", "default"), p.fields.integer("guaranteed_bytes", 0),
+          p.fields.integer("maximum_bytes", 0)};
 }
 
-Unserved parse_quota(StepParser& p) {
-  (void)p.fields.text("tenant", "default");
-  (void)p.fields.integer("guaranteed_bytes", 0);
-  (void)p.fields.integer("maximum_bytes", 0);
-  return {"quota is not served by this build: tenants share the daemon's memory"};
+int64_t any_integer(const Cursor& cursor) {
+  return cursor.integer(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
 }
 
-Alloc parse_alloc(StepParser& p) {
-  const Cursor n = p.fields.need("n");
-  const auto group = p.fields.find("group");
-  if (group) (void)group->text();  // pools have one group
-  return {n.integer(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max())};
-}
+Resize parse_resize(StepParser& p) { return {any_integer(p.fields.need("num_blocks"))}; }
+Evict parse_evict(StepParser& p) { return {any_integer(p.fields.need("num_blocks"))}; }
+Alloc parse_alloc(StepParser& p) { return {any_integer(p.fields.need("n"))}; }
 
 const std::map<std::string, Entry>& table() {
   static const std::map<std::string, Entry> kTable = {
-      {"open_session", {false, Kind::kOther, {}, parse_open_session}},
-      {"kill_session", {false, Kind::kOther, {}, [](StepParser&) { return KillSession{}; }}},
-      {"open_pool", {true, Kind::kOther, kPoolParts, parse_open_pool}},
-      {"close_pool", {true, Kind::kOther, {}, [](StepParser&) { return ClosePool{}; }}},
-      {"alloc", {true, Kind::kBlocks, {}, parse_alloc}},
+      {"open_session", {About::kNone, Kind::kOther, {}, parse_open_session}},
+      {"kill_session", {About::kNone, Kind::kOther, {}, [](StepParser&) { return KillSession{}; }}},
+      {"open_pool", {About::kPool, Kind::kOther, kPoolParts, parse_open_pool}},
+      {"close_pool", {About::kPool, Kind::kOther, {}, [](StepParser&) { return ClosePool{}; }}},
+      {"alloc", {About::kGroup, Kind::kBlocks, {}, parse_alloc}},
       {"release",
-       {true,
+       {About::kGroup,
         Kind::kOther,
         {},
         [](StepParser& p) { return Release{p.blocks(p.fields.need("blocks"))}; }}},
-      {"append", {true, Kind::kOther, {}, parse_append}},
-      {"read", {true, Kind::kOther, {}, parse_read}},
-      {"gather", {true, Kind::kOther, {"k", "v", "rows"}, parse_gather}},
-      {"bytes", {true, Kind::kBytes, {}, parse_raw_bytes}},
-      {"poke", {true, Kind::kOther, {}, parse_poke}},
-      {"attend", {true, Kind::kState, {"out", "lse"}, parse_attend}},
-      {"sparse_mla", {true, Kind::kState, {"out", "lse"}, parse_sparse_mla}},
-      {"merge", {false, Kind::kState, {"out", "lse"}, parse_merge}},
-      {"publish", {true, Kind::kBlocks, {"key", "block"}, parse_publish}},
-      {"lookup", {true, Kind::kBlocks, {"hit_tokens", "blocks"}, parse_lookup}},
+      {"append", {About::kGroup, Kind::kOther, {}, parse_append}},
+      {"read", {About::kGroup, Kind::kOther, {}, parse_read}},
+      {"gather", {About::kGroup, Kind::kOther, {"k", "v", "rows"}, parse_gather}},
+      {"bytes", {About::kGroup, Kind::kBytes, {}, parse_raw_bytes}},
+      {"poke", {About::kGroup, Kind::kOther, {}, parse_poke}},
+      {"attend", {About::kGroup, Kind::kState, {"out", "lse"}, parse_attend}},
+      {"sparse_mla", {About::kGroup, Kind::kState, {"out", "lse"}, parse_sparse_mla}},
+      {"merge", {About::kNone, Kind::kState, {"out", "lse"}, parse_merge}},
+      {"publish", {About::kPool, Kind::kBlocks, {"key", "block"}, parse_publish}},
+      {"lookup", {About::kPool, Kind::kBlocks, {"hit_tokens", "blocks"}, parse_lookup}},
       {"copy",
-       {true,
+       {About::kGroup,
         Kind::kOther,
         {},
         [](StepParser& p) {
           return Copy{p.blocks(p.fields.need("from")), p.blocks(p.fields.need("to"))};
         }}},
       {"scrub",
-       {true,
+       {About::kGroup,
         Kind::kOther,
         {},
         [](StepParser& p) { return Scrub{p.blocks(p.fields.need("blocks"))}; }}},
       {"checksum",
-       {true,
+       {About::kGroup,
         Kind::kOther,
         {},
         [](StepParser& p) { return Checksum{p.blocks(p.fields.need("blocks"))}; }}},
-      {"export", {true, Kind::kBytes, {}, [](StepParser& p) { return parse_pages(p, false); }}},
-      {"import", {true, Kind::kOther, {}, [](StepParser& p) { return parse_pages(p, true); }}},
-      {"sequence", {true, Kind::kOther, {}, parse_sequence}},
-      {"grow", {true, Kind::kOther, {}, parse_resize}},
-      {"shrink", {true, Kind::kOther, {}, parse_resize}},
-      {"evict", {true, Kind::kOther, {}, parse_resize}},
-      {"quota", {false, Kind::kOther, {}, parse_quota}},
-      {"stats", {true, Kind::kOther, kStatsParts, [](StepParser&) { return Stats{}; }}},
+      {"export",
+       {About::kGroup, Kind::kBytes, {}, [](StepParser& p) { return parse_pages(p, false); }}},
+      {"import",
+       {About::kGroup, Kind::kOther, {}, [](StepParser& p) { return parse_pages(p, true); }}},
+      {"sequence", {About::kPool, Kind::kOther, {}, parse_sequence}},
+      {"grow", {About::kGroup, Kind::kOther, kResizeParts, parse_resize}},
+      {"shrink", {About::kGroup, Kind::kOther, kResizeParts, parse_resize}},
+      {"evict", {About::kPool, Kind::kOther, kResizeParts, parse_evict}},
+      {"quota", {About::kNone, Kind::kOther, {}, parse_quota}},
+      {"stats", {About::kGroupOrTenant, Kind::kOther, {}, parse_stats}},
       {"restart_daemon",
-       {false,
+       {About::kNone,
         Kind::kOther,
         {},
         [](StepParser& p) {
           return RestartDaemon{p.fields.choice("how", {"kill", "term"}) == 0};
         }}},
-      {"kill_executor", {false, Kind::kOther, {}, [](StepParser&) { return KillExecutor{}; }}},
-      {"kill_keeper", {false, Kind::kOther, {}, [](StepParser&) { return KillKeeper{}; }}},
-      {"wait", {true, Kind::kOther, {}, parse_wait}},
+      {"kill_executor",
+       {About::kNone, Kind::kOther, {}, [](StepParser&) { return KillExecutor{}; }}},
+      {"kill_keeper", {About::kNone, Kind::kOther, {}, [](StepParser&) { return KillKeeper{}; }}},
+      {"wait", {About::kGroupOrTenant, Kind::kOther, {}, parse_wait}},
   };
   return kTable;
+}
+
+// The names of the pool's groups, where there are several.
+const Names& groups_of(const Step& step, const Scope* scope) {
+  static const Names kNone;
+  if (scope == nullptr) return kNone;
+  const auto found = scope->groups.find({step.session, step.pool});
+  return found == scope->groups.end() ? kNone : found->second;
 }
 
 // A sequence step's result depends on its op.
@@ -195,7 +245,13 @@ Kind kind_of(const Step& step, Kind otherwise) {
   return sequence->op == SequenceOp::kEnd ? Kind::kOther : Kind::kBlocks;
 }
 
-std::vector<std::string> parts_of(const Step& step, const std::vector<std::string>& otherwise) {
+Names parts_of(const Step& step, const Names& otherwise, const Scope* scope) {
+  if (const auto* stats = std::get_if<Stats>(&step.operation)) return figures_of(step, *stats);
+  const Names& groups = groups_of(step, scope);
+  if (!groups.empty() && std::holds_alternative<Publish>(step.operation))
+    return joined({"key"}, groups);
+  if (!groups.empty() && std::holds_alternative<Lookup>(step.operation))
+    return joined({"hit_tokens"}, groups);
   const auto* sequence = std::get_if<SequenceStep>(&step.operation);
   if (sequence == nullptr) return otherwise;
   if (sequence->op == SequenceOp::kAttend) return {"out", "lse"};
@@ -215,6 +271,37 @@ void name_result(const Cursor& as, const Step& step, Kind kind,
   if (kind == Kind::kBytes) scope.byte_results.insert(step.as);
   if (const auto* alloc = std::get_if<Alloc>(&step.operation))
     scope.num_blocks[step.as] = alloc->num_blocks;
+}
+
+// A pool with one group has it under any name.
+void parse_group_choice(Fields& fields, Step& step, const Scope* scope) {
+  const Names& groups = groups_of(step, scope);
+  if (!groups.empty()) step.group_name = groups.front();
+  const auto group = fields.find("group");
+  if (!group) return;
+  if (group->value().is_string()) {
+    step.group = group->text();
+    if (groups.empty()) return;
+    step.group_name = group->text();
+    if (std::find(groups.begin(), groups.end(), step.group_name) == groups.end())
+      group->expected(one_of({groups.begin(), groups.end()}));
+    return;
+  }
+  const auto last = groups.empty() ? std::numeric_limits<int32_t>::max() : std::ssize(groups) - 1;
+  const auto index = static_cast<int32_t>(group->integer(0, last));
+  step.group = index;
+  if (!groups.empty()) step.group_name = groups[static_cast<size_t>(index)];
+}
+
+// A pool that could not be opened stays what it was.
+void note_groups(const Step& step, Scope& scope) {
+  const auto* open = std::get_if<OpenPool>(&step.operation);
+  if (open == nullptr || (step.expect && step.expect->error)) return;
+  Names& names = scope.groups[{step.session, step.pool}];
+  names.clear();
+  if (open->options.more_groups.empty()) return;
+  names.push_back(open->options.group_name);
+  for (const GroupOptions& group : open->options.more_groups) names.push_back(group.group_name);
 }
 
 // The pool's name is known to the session, or this step makes it known.
@@ -241,6 +328,7 @@ Step parse_step(const json& source, size_t number, const std::filesystem::path& 
   Step step;
   step.number = number;
   step.source = source;
+  if (source.is_object()) step.source.erase("expect");
   Fields fields(Cursor(source, "", problem));
   const Cursor op = fields.need("do");
   step.op = op.text();
@@ -255,17 +343,24 @@ Step parse_step(const json& source, size_t number, const std::filesystem::path& 
   (void)fields.text("comment", "");
   step.may_be_unsupported = fields.boolean("may_be_unsupported", false);
   if (scope != nullptr) check_session(fields, step, *scope);
-  if (entry->second.has_pool) {
-    const Cursor pool = fields.need("pool");
-    step.pool = pool.text();
-    if (scope != nullptr && !problem.found()) check_pool(pool, step, *scope);
+  const About about = entry->second.about;
+  const bool needs_pool = about != About::kNone &&
+                          !(about == About::kGroupOrTenant && fields.find("tenant").has_value());
+  if (const auto pool = about == About::kNone ? std::nullopt
+                        : needs_pool          ? fields.need("pool")
+                                              : fields.find("pool")) {
+    step.pool = pool->text();
+    if (scope != nullptr && !problem.found()) check_pool(*pool, step, *scope);
   }
+  if (about == About::kGroup || (about == About::kGroupOrTenant && !step.pool.empty()))
+    parse_group_choice(fields, step, scope);
   StepParser parser{fields, step, folder, scope};
   step.operation = entry->second.parse(parser);
-  const std::vector<std::string> parts = parts_of(step, entry->second.parts);
+  const Names parts = parts_of(step, entry->second.parts, scope);
   if (const auto expect = fields.find("expect"))
     step.expect = parse_expectation(*expect, parts, scope != nullptr ? &scope->results : nullptr,
                                     step.references);
+  if (scope != nullptr) note_groups(step, *scope);
   if (const auto as = fields.find("as")) {
     step.as = as->text();
     if (scope != nullptr) name_result(*as, step, kind_of(step, entry->second.kind), parts, *scope);

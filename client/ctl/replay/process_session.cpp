@@ -97,7 +97,8 @@ json pack(const Step& step, const Context& context) {
       results[name] = pack(found->second);
   }
   json generations = json::array();
-  for (const auto& [id, generation] : context.generations) generations.push_back({id, generation});
+  for (const auto& [block, generation] : context.generations)
+    generations.push_back({block.first, block.second, generation});
   return {{"step", step.source},
           {"number", step.number},
           {"results", std::move(results)},
@@ -113,7 +114,8 @@ Outcome run_message(const json& message, const std::string& folder, LocalSession
   for (const auto& [name, value] : message.at("results").items()) results[name] = unpack(value);
   Generations generations;
   for (const json& entry : message.at("generations"))
-    generations[entry.at(0).get<int32_t>()] = entry.at(1).get<uint32_t>();
+    generations[{entry.at(0).get<std::string>(), entry.at(1).get<int32_t>()}] =
+        entry.at(2).get<uint32_t>();
   return session.run(step, {results, generations});
 }
 

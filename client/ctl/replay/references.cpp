@@ -15,8 +15,10 @@ Result<const Value*> find_result(const std::string& name, const Context& context
 Result<const Blocks*> find_blocks(const std::string& name, const Context& context) {
   const auto value = find_result(name, context);
   if (!value) return value.status();
-  if (const Blocks* blocks = blocks_of(**value)) return blocks;
-  return Status(ErrorCode::kInvalidArgument, "the result \"" + name + "\" holds no blocks");
+  if (const Blocks* blocks = blocks_of(**value, context.group)) return blocks;
+  return Status(ErrorCode::kInvalidArgument,
+                "the result \"" + name + "\" holds no blocks" +
+                    (context.group.empty() ? "" : " of group \"" + context.group + "\""));
 }
 
 Result<BlockHandle> find_block(const std::string& name, int64_t index, const Context& context) {
@@ -50,8 +52,8 @@ Result<std::vector<int64_t>> resolve_range(const SlotRange& range, int64_t block
 
 }  // namespace
 
-const Blocks* blocks_of(const Value& value) {
-  for (const char* name : {"blocks", "block"})
+const Blocks* blocks_of(const Value& value, const std::string& group) {
+  for (const std::string& name : {group, std::string("blocks"), std::string("block")})
     if (const Value* part = value.part(name)) return std::get_if<Blocks>(&part->data);
   return std::get_if<Blocks>(&value.data);
 }
@@ -60,7 +62,7 @@ Result<std::vector<BlockHandle>> resolve_blocks(const BlockList& list, const Con
   std::vector<BlockHandle> handles;
   for (const BlockItem& item : list) {
     if (item.result.empty()) {
-      const auto known = context.generations.find(item.id);
+      const auto known = context.generations.find({context.group, item.id});
       handles.push_back({item.id, known == context.generations.end() ? 0 : known->second});
     } else if (item.index < 0) {
       const auto blocks = find_blocks(item.result, context);

@@ -12,8 +12,9 @@ Result<std::vector<BlockHandle>> resolve_blocks(const BlockList& list, const Con
 Result<std::vector<int32_t>> resolve_ids(const BlockList& list, const Context& context);
 Result<std::vector<int64_t>> resolve_slots(const SlotList& list, int64_t block_tokens,
                                            const Context& context);
-// The value itself, or its part "blocks" or "block"; nullptr where there are none.
-const Blocks* blocks_of(const Value& value);
+// The value's part of the group's name, its part "blocks" or "block", or the value itself; nullptr
+// where there are none.
+const Blocks* blocks_of(const Value& value, const std::string& group);
 Result<ByteString> resolve_bytes(const HexSource& source, const Context& context);
 
 // Rows of one length; -1 after the end of shorter ones.

@@ -101,11 +101,25 @@ void Runner::note_result(const Step& step, const Outcome& outcome) {
     if (created != nullptr && number_at(*created, 0) == 1)
       created_pools_.emplace(sessions_.at(step.session).tenant, step.pool);
   }
-  if (const Blocks* blocks = blocks_of(outcome.value); blocks != nullptr && !step.pool.empty()) {
-    Generations& generations = generations_of(step);
-    for (const BlockHandle& block : *blocks) generations[block.id] = block.generation;
-  }
+  if (!step.pool.empty()) note_generations(step, outcome.value);
   if (!step.as.empty()) results_[step.as] = outcome.value;
+}
+
+void Runner::note_generations(const Step& step, const Value& value) {
+  Generations& generations = generations_of(step);
+  const auto note = [&](const std::string& group, const Blocks& blocks) {
+    for (const BlockHandle& block : blocks)
+      if (block.id >= 0) generations[{group, block.id}] = block.generation;
+  };
+  const bool is_of_units = std::holds_alternative<Publish>(step.operation) ||
+                           std::holds_alternative<Lookup>(step.operation);
+  const auto* parts = std::get_if<Parts>(&value.data);
+  if (!is_of_units || parts == nullptr || value.part("block") || value.part("blocks")) {
+    if (const Blocks* blocks = blocks_of(value, "")) note(step.group_name, *blocks);
+    return;
+  }
+  for (const Part& part : *parts)
+    if (const auto* blocks = std::get_if<Blocks>(&part.value.data)) note(part.name, *blocks);
 }
 
 Generations& Runner::generations_of(const Step& step) {
@@ -115,8 +129,6 @@ Generations& Runner::generations_of(const Step& step) {
 }
 
 Outcome Runner::execute(const Step& step) {
-  if (const auto* unserved = std::get_if<Unserved>(&step.operation))
-    return refused(ErrorCode::kUnsupported, unserved->sentence);
   if (const auto* open = std::get_if<OpenSession>(&step.operation))
     return open_session(step, *open);
   if (std::holds_alternative<KillSession>(step.operation)) return kill_session(step);

@@ -68,6 +68,7 @@ class Runner {
   Outcome wait(const Step& step, const Wait& wait);
   Outcome run_in_session(const Step& step);
   void note_skipped(const Step& step);
+  void note_generations(const Step& step, const Value& value);
   void note_result(const Step& step, const Outcome& outcome);
   Generations& generations_of(const Step& step);
 

@@ -64,7 +64,7 @@ Outcome apply(const SequenceStep& step, OpenedPool& pool, Sequences& sequences) 
   const auto found = sequences.find(step.name);
   if (found == sequences.end())
     return refused(ErrorCode::kNotFound, "there is no sequence \"" + step.name + "\" in pool \"" +
-                                             pool.options.name + "\"");
+                                             pool.whole->name + "\"");
   Sequence& sequence = found->second;
   switch (step.op) {
     case SequenceOp::kAppend:

@@ -11,13 +11,15 @@
 
 namespace larder::replay {
 
-// The latest generation seen of each block of a pool, for plain ids in steps.
-using Generations = std::map<int32_t, uint32_t>;
+// The latest generation seen of each block of a pool, for plain ids in steps: by the group's name
+// (empty where the pool has one group) and the id.
+using Generations = std::map<std::pair<std::string, int32_t>, uint32_t>;
 
 // What a step may refer to.
 struct Context {
   const Results& results;
   const Generations& generations;  // of the step's pool
+  std::string group = {};          // whose blocks are meant; empty where the pool has one
 };
 
 struct SessionSettings {

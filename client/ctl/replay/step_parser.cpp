@@ -1,5 +1,7 @@
 #include "client/ctl/replay/step_parser.h"
 
+#include <algorithm>
+
 namespace larder::replay {
 namespace {
 
@@ -128,6 +130,15 @@ std::vector<std::string> StepParser::extra() {
     extra[i].assign(bytes.begin(), bytes.end());
   }
   return extra;
+}
+
+void StepParser::check_group(const Cursor& at, const std::string& name) const {
+  const auto groups = scope->groups.find({step.session, step.pool});
+  if (groups == scope->groups.end() || groups->second.empty())
+    return at.refuse("names a group, but the pool has one: expected its blocks alone");
+  const std::vector<std::string>& names = groups->second;
+  if (std::find(names.begin(), names.end(), name) == names.end())
+    at.refuse("is no group of the pool, expected " + one_of({names.begin(), names.end()}));
 }
 
 std::vector<float> StepParser::floats(const std::string& key) {

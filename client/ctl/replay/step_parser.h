@@ -25,6 +25,8 @@ struct StepParser {
   HexSource hex(const Cursor& cursor);
   std::vector<int32_t> tokens(const Cursor& cursor);
   std::vector<std::string> extra();
+  // That the step's pool has a group of this name.
+  void check_group(const Cursor& at, const std::string& name) const;
   void attend_fields(AttendFields& to);
   std::vector<float> floats(const std::string& key);
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <variant>
@@ -40,11 +41,14 @@ struct OpenSession {
   bool is_process = false;
 };
 struct KillSession {};
+struct KeyOffsets {
+  std::optional<TensorSpec> tensor;
+  std::string file;
+};
 struct OpenPool {
-  PoolOptions options;      // execution and key_offsets are filled in when it is opened
-  std::string unsupported;  // not empty: why this build has no such pool
-  std::optional<TensorSpec> key_offset;
-  std::string key_offset_file;
+  PoolOptions options;                  // execution and key_offsets are filled in when it is opened
+  std::string unsupported;              // not empty: why this build has no such pool
+  std::vector<KeyOffsets> key_offsets;  // of each group
 };
 struct ClosePool {};
 struct Alloc {
@@ -115,7 +119,8 @@ struct Merge {
   std::vector<float> sinks;
 };
 struct Publish {
-  BlockList blocks;
+  BlockList blocks;  // of a pool with one group
+  std::map<std::string, BlockList> group_blocks;
   std::vector<int32_t> tokens;
   std::string adapter;
   std::vector<std::string> extra;
@@ -166,8 +171,11 @@ struct SequenceStep {
   std::string to;
   int64_t length = 0;
 };
-struct Stats {};
+struct Stats {
+  std::string tenant;  // empty: figures of the pool alone
+};
 struct Wait {
+  Stats stats;
   Expectation until;
   int64_t limit_ms = 5000;
 };
@@ -176,27 +184,38 @@ struct RestartDaemon {
 };
 struct KillExecutor {};
 struct KillKeeper {};
-// grow, shrink, evict and quota: refused with a sentence.
-struct Unserved {
-  std::string sentence;
+// `grow` and `shrink`: to so many blocks.
+struct Resize {
+  int64_t num_blocks = 0;
+};
+struct Evict {
+  int64_t num_blocks = 0;
+};
+struct Quota {
+  std::string tenant;
+  int64_t guaranteed_bytes = 0;
+  int64_t maximum_bytes = 0;
 };
 
 using Operation = std::variant<OpenSession, KillSession, OpenPool, ClosePool, Alloc, Release,
                                Append, Read, Gather, Attend, SparseMla, Merge, Publish, Lookup,
                                Copy, Scrub, Checksum, RawBytes, MovePages, SequenceStep, Stats,
-                               Wait, RestartDaemon, KillExecutor, KillKeeper, Unserved>;
+                               Wait, RestartDaemon, KillExecutor, KillKeeper, Resize, Evict, Quota>;
 
 struct Step {
   size_t number = 0;  // from 1
   std::string op;     // the file's word for it
   std::string session = "main";
   std::string pool;  // empty where the operation has none
-  std::string as;    // empty: the result has no name
+  // Of the pool's groups, by index or name, as the file says.
+  std::variant<int32_t, std::string> group = 0;
+  std::string group_name;  // empty where the pool has one group, and in other processes
+  std::string as;          // empty: the result has no name
   bool may_be_unsupported = false;
   std::optional<Expectation> expect;
   Operation operation;
   std::vector<std::string> references;  // results of earlier steps that are needed
-  json source;                          // for sessions in other processes
+  json source;                          // without "expect", for sessions in other processes
 };
 
 }  // namespace larder::replay
