@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a bare Debian 12 to text whose KV cache lives in Larder: installs packages, builds, starts the
-# three processes, generates in both execution modes, proves where the KV is, and stops everything.
+# three processes, generates in both execution modes, proves where the KV is, kills larderd and the
+# executor in mid-sentence without losing a byte, and stops everything.
 #
 #     deploy/quickstart.sh            # needs root for packages the first time
 #
@@ -83,20 +84,27 @@ wait_for() {
   die "'$*' did not succeed in 10 s"
 }
 
+# larderd_pid: of the one that runs now.
+start_larderd() {
+  "$build/bin/larderd" --socket "$run/larderd.sock" --keeper "$run/keeper.sock" --http-port 0 \
+    --memory-bytes 256MiB 2>>"$run/larderd.log" &
+  larderd_pid=$!
+  pids=("$larderd_pid" "$keeper_pid") # larderd is stopped before the keeper
+}
+
 start_all() {
   say "Starting larder-keeper and larderd, which starts larder-executor"
   "$build/bin/larder-keeper" --socket "$run/keeper.sock" 2>"$run/keeper.log" &
-  pids+=($!)
+  keeper_pid=$!
+  pids=("$keeper_pid")
   wait_for test -S "$run/keeper.sock"
-  "$build/bin/larderd" --socket "$run/larderd.sock" --keeper "$run/keeper.sock" --http-port 0 \
-    --memory-bytes 256MiB 2>"$run/larderd.log" &
-  pids=($! "${pids[@]}") # larderd is stopped before the keeper
+  start_larderd
   export LARDER_SOCKET=$run/larderd.sock
   wait_for is_ready
   "$build/bin/larderctl" status
 }
 
-http_port() { sed -n 's/.*event=http_serving .*port=\([0-9]*\).*/\1/p' "$run/larderd.log"; }
+http_port() { sed -n 's/.*event=http_serving .*port=\([0-9]*\).*/\1/p' "$run/larderd.log" | tail -n 1; }
 
 # http_get PATH: the body of a page of larderd's.
 http_get() {
@@ -110,13 +118,93 @@ is_ready() { [ "$(http_get /readyz)" = ok ]; }
 
 # ----------------------------------------------------------------------------------------- the show
 
-# generate NAME OPTIONS...: text to $run/NAME.txt and the screen, the summary to the screen.
+# generate NAME OPTIONS...: text to $run/NAME.txt and the screen, the summary to $run/NAME.summary
+# and the screen.
 generate() {
   local name=$1
   shift
-  "$build/bin/larder-generate" --model "$model" --prompt "$prompt" --max-tokens 120 "$@" |
-    tee "$run/$name.txt"
+  "$build/bin/larder-generate" --model "$model" --prompt "$prompt" --max-tokens 120 "$@" \
+    2>"$run/$name.summary" | tee "$run/$name.txt" || {
+    cat "$run/$name.summary" >&2
+    die "larder-generate failed"
+  }
+  cat "$run/$name.summary" >&2
   echo
+}
+
+# summary NAME KEY: a figure of the run's summary.
+summary() { sed -n "s/.* $2=\([0-9]*\).*/\1/p" "$run/$1.summary"; }
+
+executor_pid() {
+  "$build/bin/larderctl" --format json status | sed -n 's/.*"executor_pid": \([0-9]*\).*/\1/p'
+}
+
+# another_executor_than PID: one is there.
+another_executor_than() {
+  local now
+  now=$(executor_pid)
+  [ "$now" != "$1" ] && [ "$now" != 0 ]
+}
+
+# has_bytes FILE COUNT
+has_bytes() { [ "$(stat -c %s "$1" 2>/dev/null || echo 0)" -ge "$2" ]; }
+
+kill_larderd() {
+  local old=$larderd_pid
+  kill -KILL "$old"
+  { wait "$old"; } 2>/dev/null || true
+  start_larderd
+  printf '\n  [kill -9 %s, which was larderd; the next one is %s]\n' "$old" "$larderd_pid"
+}
+
+kill_executor() {
+  local old
+  old=$(executor_pid)
+  kill -KILL "$old"
+  wait_for another_executor_than "$old"
+  printf '\n  [kill -9 %s, which was larder-executor; the next one is %s]\n' "$old" "$(executor_pid)"
+}
+
+# checksums NAME: block id and checksum of each published block of the text, to $run/NAME.sums.
+checksums() {
+  "$build/bin/larder-generate" --model "$model" --pool demo --checksum \
+    --prompt "$(cat "$run/published.txt")" >"$run/$1.sums" 2>"$run/$1.summary"
+}
+
+# survive EXECUTION: the text again, while processes are killed.
+survive() {
+  local name=survived-$1 bytes=${#prompt} writer
+  say "The text once more, $1, with 20 ms between tokens. larderd is killed twice, the executor once"
+  : >"$run/$name.txt"
+  generate "$name" --execution "$1" --pool demo --no-prefix --pause-ms 20 &
+  writer=$!
+  wait_for has_bytes "$run/$name.txt" $((bytes + 20))
+  kill_larderd
+  wait_for has_bytes "$run/$name.txt" $((bytes + 50))
+  kill_executor
+  wait_for has_bytes "$run/$name.txt" $((bytes + 80))
+  kill_larderd
+  wait "$writer" || die "the engine did not live through it"
+  cmp "$run/in-process.txt" "$run/$name.txt" || die "the texts differ"
+  [ "$(summary "$name" appended_tokens)" = "$(summary in-process appended_tokens)" ] ||
+    die "tokens were computed again"
+  echo "Byte for byte the undisturbed text, and $(summary "$name" appended_tokens) tokens appended," \
+    "as there. Longest stall between two tokens: $(summary "$name" longest_stall_ms) ms."
+}
+
+show_survival() {
+  local lost
+  checksums before
+  survive in-process
+  survive on-request
+  checksums after
+  lost=$(grep -Fvxc -f "$run/after.sums" "$run/before.sums" || true)
+  say "The published blocks, by id"
+  printf 'before: %s\n' "$(cut -d' ' -f1 "$run/before.sums" | tr '\n' ' ')"
+  printf 'after:  %s\n' "$(cut -d' ' -f1 "$run/after.sums" | tr '\n' ' ')"
+  echo "$(summary before bytes) bytes in $(summary before blocks) blocks; lost bytes:" \
+    "$((lost * $(summary before bytes) / $(summary before blocks)))"
+  [ "$lost" -eq 0 ] || die "blocks differ"
 }
 
 show() {
@@ -148,6 +236,7 @@ install_packages
 build_all
 start_all
 show
+show_survival
 say "Stopping everything"
 stop_all
 echo "Done in $((SECONDS - started)) s. Next: tests/check.sh ci, and the example in README.md."

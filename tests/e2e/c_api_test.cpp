@@ -171,7 +171,7 @@ TEST_CASE("handles may be destroyed parents first") {
 
 TEST_CASE("a daemon that is gone is UNAVAILABLE, and destroying still works") {
   Node node;
-  const CClient client = connect(node);
+  const CClient client = connect(node, 2'000'000);  // how long it waits for larderd
   const CPool pool = open_pool(client, c_small_pool("p", LARDER_EXECUTION_ON_REQUEST));
   const CSequence sequence = begin(pool);
   REQUIRE_OK(larder_sequence_extend(sequence.get(), 1));

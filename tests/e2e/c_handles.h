@@ -31,8 +31,9 @@ using CSequence = std::unique_ptr<larder_sequence, Destroy<larder_sequence_destr
 inline std::string error() { return larder_last_error(); }
 #define REQUIRE_OK(call) REQUIRE_MESSAGE((call) == LARDER_OK, error())
 
-inline CClient connect(const Node& node) {
+inline CClient connect(const Node& node, int64_t deadline_us = 10'000'000) {
   larder_client_options options = LARDER_CLIENT_OPTIONS_INIT;
+  options.deadline_us = deadline_us;
   const std::string socket = node.socket();
   options.socket_path = socket.c_str();
   larder_client* client = nullptr;
