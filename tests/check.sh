@@ -6,7 +6,9 @@
 #     tests/check.sh tsan   the tests labelled "threads" with ThreadSanitizer (build-tsan)
 #     tests/check.sh tidy   clang-tidy; sources that were clean before are not looked at again
 #     tests/check.sh ci     everything, packages first
-#     tests/check.sh all    ci, and a longer fuzz run ($LARDER_FUZZ_SECONDS each, default 300)
+#     tests/check.sh all    ci, a longer fuzz run ($LARDER_FUZZ_SECONDS each, default 300), 1000 kills
+#                           by larder-chaos instead of 200, 100 million simulated events instead of 2,
+#                           and the mutants that the simulation must find
 #
 # One line per step with its seconds; of a failed step the command and the end of its log. The logs
 # are in build/check. $JOBS overrides the number of parallel jobs. The last line is
@@ -134,8 +136,8 @@ ctest_in() {
     --no-tests=error --output-junit "$results" "$@"
 }
 
-# Labels that an ordinary test run leaves out: fuzz has a step of its own.
-left_out() { if has_gpu; then echo '^fuzz$'; else echo '^(fuzz|gpu)$'; fi; }
+# Labels that an ordinary test run leaves out: fuzz and chaos have steps of their own.
+left_out() { if has_gpu; then echo '^(fuzz|chaos)$'; else echo '^(fuzz|chaos|gpu)$'; fi; }
 
 test_plain() { ctest_in build plain -LE "$(left_out)"; }
 
@@ -163,10 +165,42 @@ fuzz() {
   ctest_in build-asan "$1" -L '^fuzz$'
 }
 
+# chaos RESULTS_NAME ROUNDS: processes killed at random while text is written.
+chaos() {
+  export LARDER_CHAOS_ROUNDS=$2
+  ctest_in build "$1" -L '^chaos$'
+}
+
 long_fuzz() {
   export LARDER_FUZZ_SECONDS=${LARDER_FUZZ_SECONDS:-300}
   fuzz long-fuzz --timeout $((LARDER_FUZZ_SECONDS + 300))
 }
+
+# simulate EVENTS SEED...: so many events from each seed, $jobs seeds at a time.
+simulate() {
+  local events=$1 seed failed=0
+  shift
+  printf '$ %s\n' "build/bin/larder-sim --seed N --events $events, N of: $*"
+  # shellcheck disable=SC2016  # for the inner shell
+  printf '%s\n' "$@" | xargs -P "$jobs" -I SEED sh -c \
+    'build/bin/larder-sim --seed SEED --events "$1" >"$2/simulation-SEED.log" 2>&1' \
+    sh "$events" "$logs" || failed=1
+  for seed in "$@"; do
+    grep -q '^seed .* a second$' "$logs/simulation-$seed.log" || failed=1
+    tail -n 3 "$logs/simulation-$seed.log"
+  done
+  echo "NOTE: $(($# * events)) events, seeds: $*"
+  return "$failed"
+}
+# Three seeds that stay, and one that nobody has looked at.
+simulation() { simulate 500000 1 2 3 "$(date +%s)"; }
+long_simulation() {
+  local first
+  first=$(date +%s)
+  # shellcheck disable=SC2046  # one word per seed
+  simulate 5000000 $(seq "$first" $((first + 19)))
+}
+mutants() { run python3 tests/simulation/mutants.py --jobs "$jobs"; }
 
 # -------------------------------------------------------------------------------------- the command
 
@@ -202,6 +236,8 @@ ci() {
     step headers headers || true
     step tidy tidy || true
     step test test_plain || true
+    step chaos chaos chaos 200 || true
+    step simulation simulation || true
     step install install_and_find || true
   fi
   if asan; then step fuzz fuzz fuzz || true; fi
@@ -232,7 +268,7 @@ main() {
   case $command in
     fast | asan | tsan | tidy | ci | all) ;;
     *)
-      sed -n '4,9s/^# \{0,5\}//p' "${BASH_SOURCE[0]}"
+      sed -n '4,10s/^# \{0,5\}//p' "${BASH_SOURCE[0]}"
       exit 2
       ;;
   esac
@@ -254,6 +290,11 @@ main() {
     all)
       ci
       step long-fuzz long_fuzz || true
+      step long-chaos chaos long-chaos 1000 || true
+      if [ -x build/bin/larder-sim ]; then
+        step long-simulation long_simulation || true
+        step mutants mutants || true
+      fi
       ;;
   esac
   case $command in ci | all | fast) gpu_tests ;; esac
