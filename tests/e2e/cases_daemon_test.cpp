@@ -32,7 +32,7 @@ Output larderd_at(const Node& node, const std::string& path) {
   TemporaryFolder folder;
   Process keeper({program("larder-keeper"), "--socket", folder.file("k")}, folder.file("log"));
   REQUIRE(eventually([&] { return ::access(folder.file("k").c_str(), F_OK) == 0; }));
-  const Output output = run(
+  Output output = run(
       {program("larderd"), "--socket", path, "--keeper", folder.file("k"), "--http-port", "-1"});
   CHECK(has(node.http("/readyz"), "200 OK"));  // the one that serves is not disturbed
   return output;

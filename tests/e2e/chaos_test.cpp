@@ -184,8 +184,7 @@ class Storm {
   }
   Job next_job(bool may_batch) {
     if (may_batch && draw(2) == 0)
-      if (const Job batch = texts_.draw_batch(random_); is_published(batch, published_))
-        return batch;
+      if (Job batch = texts_.draw_batch(random_); is_published(batch, published_)) return batch;
     return texts_.draw(random_);
   }
   void start(Engine& engine, const Job& job) {
