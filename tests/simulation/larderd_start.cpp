@@ -10,8 +10,6 @@
 namespace larder::sim {
 namespace {
 
-using protocol::KeeperKind;
-
 constexpr int64_t kGraceUs = 30'000'000;
 
 KeeperHost::Entry* find(std::vector<KeeperHost::Entry>& entries, uint64_t key) {

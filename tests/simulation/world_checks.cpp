@@ -78,7 +78,7 @@ void World::compare_holds() const {
     if (!client->is_settled() || stats_of(before, client->session()) == nullptr) continue;
     for (const auto& [id, pool] : client->pools()) {
       std::vector<std::vector<BlockRef>> held(pool.open.size());
-      const auto add = [&](const HeldBlock& block) {
+      const auto add = [&, id = id](const HeldBlock& block) {
         held[block.group].push_back(block.ref);
         const uint64_t* content = scene_.books.content({id, block.group, block.ref.id});
         SIM_CHECK(content != nullptr && *content == block.content, "held content has changed",
