@@ -1,5 +1,7 @@
 #include "allocator/block_key.h"
 
+#include <bit>
+
 #include <openssl/evp.h>
 
 #include "larder/check.h"
@@ -18,21 +20,24 @@ class Fields {
   }
   void add(std::span<const int32_t> tokens) {
     add_length(tokens.size() * 4);
-    for (int32_t token : tokens) add_little_endian(static_cast<uint32_t>(token), 4);
+    static_assert(std::endian::native == std::endian::little);
+    bytes_.append(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 4);
   }
   BlockKey digest() const {
     BlockKey key;
     unsigned int size_bytes = 0;
+    // Found once: OpenSSL takes longer to look for an algorithm than to hash a block.
+    static EVP_MD* const sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+    LARDER_CHECK(sha256 != nullptr, "OpenSSL has no SHA256");
     const int ok =
-        EVP_Digest(bytes_.data(), bytes_.size(), key.data(), &size_bytes, EVP_sha256(), nullptr);
+        EVP_Digest(bytes_.data(), bytes_.size(), key.data(), &size_bytes, sha256, nullptr);
     LARDER_CHECK(ok == 1 && size_bytes == key.size(), ok, size_bytes);
     return key;
   }
 
  private:
-  void add_length(uint64_t size_bytes) { add_little_endian(size_bytes, 8); }
-  void add_little_endian(uint64_t number, int num_bytes) {
-    for (int i = 0; i < num_bytes; ++i) bytes_.push_back(static_cast<char>(number >> 8 * i));
+  void add_length(uint64_t size_bytes) {
+    bytes_.append(reinterpret_cast<const char*>(&size_bytes), sizeof size_bytes);
   }
 
   std::string bytes_;

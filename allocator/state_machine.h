@@ -109,6 +109,8 @@ class StateMachine {
     bool created = false;              // all its first segments are there
     std::vector<WaitingOpen> waiting;  // opens that its creation will answer
     std::set<SessionId> sessions;      // attached
+    // The root key of the adapter that was used last.
+    std::optional<std::pair<std::string, BlockKey>> root = {};
     // Not in a journal: figures since the daemon's start.
     uint64_t lookup_tokens_total = 0;
     uint64_t lookup_hit_tokens_total = 0;
@@ -231,9 +233,9 @@ class StateMachine {
   Answer handle(Lookup& event);
   Answer handle(const Copy& event);
   void handle(const CopyDone& event);
-  BlockKey root_key_of(const Pool& pool, const std::string& adapter) const;
-  Status make_keys(const Pool& pool, Publish& event) const;
-  Status find_keys(const Pool& pool, Lookup& event) const;
+  const BlockKey& root_key_of(Pool& pool, const std::string& adapter) const;
+  Status make_keys(Pool& pool, Publish& event) const;
+  Status find_keys(Pool& pool, Lookup& event) const;
   std::vector<int32_t> units_of(const Pool& pool, const std::vector<BlockKey>& keys) const;
 
   Result<Session*> find_session(SessionId id, Role needed, std::string_view action);

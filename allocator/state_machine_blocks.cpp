@@ -116,7 +116,7 @@ StateMachine::Answer StateMachine::handle(const Release& event) {
 
 // ----------------------------------------------------------------------------------------- publish
 
-Status StateMachine::make_keys(const Pool& pool, Publish& event) const {
+Status StateMachine::make_keys(Pool& pool, Publish& event) const {
   const int64_t unit_tokens = pool.blocks.unit_tokens();
   const int64_t unit_blocks = pool.blocks.index().slots_per_unit();
   if (Status status = check_publish(event, unit_tokens, unit_blocks); !status.ok()) return status;
@@ -154,7 +154,7 @@ StateMachine::Answer StateMachine::handle(Publish& event) {
 
 // ------------------------------------------------------------------------------------------ lookup
 
-Status StateMachine::find_keys(const Pool& pool, Lookup& event) const {
+Status StateMachine::find_keys(Pool& pool, Lookup& event) const {
   const int64_t whole_units = std::ssize(event.tokens) / pool.blocks.unit_tokens();
   if (Status status = check_lookup(event, whole_units); !status.ok()) return status;
   const bool all_full =
@@ -248,8 +248,12 @@ void StateMachine::handle(const CopyDone& event) {
         0);
 }
 
-BlockKey StateMachine::root_key_of(const Pool& pool, const std::string& adapter) const {
-  return root_key(ledger_.at(pool.tenant).salt, pool.spec.model, adapter, pool.spec.identity);
+// A tenant's salt never changes, nor does what else a pool's keys begin with.
+const BlockKey& StateMachine::root_key_of(Pool& pool, const std::string& adapter) const {
+  if (!pool.root || pool.root->first != adapter)
+    pool.root.emplace(adapter, root_key(ledger_.at(pool.tenant).salt, pool.spec.model, adapter,
+                                        pool.spec.identity));
+  return pool.root->second;
 }
 
 }  // namespace larder

@@ -165,6 +165,7 @@ StateMachine::Answer StateMachine::handle(const DestroyPool& event) {
     }
   pool_names_.erase({pool.tenant, pool.spec.name});
   pools_.erase(event.pool);
+  memory_news_ = true;  // a resize that waits is told that the pool is gone
   return Done{};
 }
 

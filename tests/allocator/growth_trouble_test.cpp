@@ -162,6 +162,21 @@ TEST_CASE("a resize that grows never takes back what others have grown meanwhile
   CHECK(std::get<BlocksAllocated>(replies[1].body).blocks.size() == 18);
 }
 
+TEST_CASE("a resize that waits for a place is told when its pool goes") {
+  Fixture f(8, 12);
+  const SessionId admin = f.driver.open_session("a", Role::kAdmin);
+  f.driver.expect<ExtentsMapped>(MapExtents{0, f.session, f.pool, 0, 0, 2});
+  f.driver.expect<Resized>(ResizePool{0, admin, f.pool, 0, 4});
+  // Twelve blocks take the place that the session has still to unmap.
+  CHECK(f.driver.apply(ResizePool{1, admin, f.pool, 0, 12}).empty());
+  CHECK(effects_of<Reply>(f.driver.apply(CloseSession{f.session, FenceClass::kPidfd})).empty());
+  const auto replies = effects_of<Reply>(f.driver.apply(DestroyPool{2, admin, f.pool}));
+  REQUIRE(replies.size() == 2);
+  CHECK(replies[0].request == 2);
+  CHECK(replies[1].request == 1);
+  check_status(std::get<Status>(replies[1].body), kNotFound, {"pool 1"});
+}
+
 TEST_CASE("a request whose deadline has passed is not carried out, and not answered") {
   Fixture f;
   const auto segments = f.start(1, 8);
