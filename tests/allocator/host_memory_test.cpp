@@ -1,4 +1,4 @@
-// What every provider of memory does, and what only host memory does.
+// What only host memory does. What it does as every provider: memory_provider_test.cpp.
 #include "allocator/host_memory.h"
 
 #include <algorithm>
@@ -19,47 +19,18 @@ using test::check_status;
 using enum ErrorCode;
 constexpr int64_t kSize = kSegmentGranularityBytes;
 
-struct HostProvider {
-  static Segment create(const std::string& name, int64_t size_bytes) {
-    return create_host_segment(name, size_bytes);
-  }
-  static Status check(int fd, int64_t size_bytes) { return check_host_segment(fd, size_bytes); }
-};
+TEST_CASE("a host segment starts zeroed") {
+  const Segment segment = create_host_segment("larder-test", kSize);
+  const auto mapping = SharedMapping::map(segment.fd.get(), kSize, false);
+  CHECK(std::all_of(mapping.data(), mapping.data() + kSize,
+                    [](std::byte byte) { return byte == std::byte{0}; }));
+}
 
-TEST_CASE_TEMPLATE("every provider of memory", Provider, HostProvider) {
-  Segment segment = Provider::create("larder-test", kSize);
-  CHECK(segment.size_bytes == kSize);
-  CHECK(segment.fd.valid());
-
-  SUBCASE("gives zeroed memory that is close-on-exec and passes its own check") {
-    CHECK((::fcntl(segment.fd.get(), F_GETFD) & FD_CLOEXEC) != 0);
-    CHECK(Provider::check(segment.fd.get(), kSize).ok());
-    const auto mapping = SharedMapping::map(segment.fd.get(), kSize, false);
-    CHECK(std::all_of(mapping.data(), mapping.data() + kSize,
-                      [](std::byte byte) { return byte == std::byte{0}; }));
-  }
-  SUBCASE("gives memory that lives as long as an fd or a mapping of it") {
-    OwnFd duplicate(::fcntl(segment.fd.get(), F_DUPFD_CLOEXEC, 0));
-    {
-      auto mapping = SharedMapping::map(segment.fd.get(), kSize, true);
-      segment.fd.reset();
-      mapping.data()[kSize - 1] = std::byte{42};
-    }
-    const auto mapping = SharedMapping::map(duplicate.get(), kSize, false);
-    duplicate.reset();
-    CHECK(mapping.data()[kSize - 1] == std::byte{42});
-  }
-  SUBCASE("refuses an fd of another size, with both sizes") {
-    check_status(Provider::check(segment.fd.get(), kSize + 1), kInvalidArgument,
-                 {"2097152", "2097153"});
-    check_status(Provider::check(segment.fd.get(), 0), kInvalidArgument, {"2097152", "0"});
-  }
-  SUBCASE("refuses what is no memory") {
-    const OwnFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-    check_status(Provider::check(null.get(), kSize), kInvalidArgument,
-                 {"fd " + std::to_string(null.get())});
-    check_status(Provider::check(-1, kSize), kInvalidArgument, {"fd -1"});
-  }
+TEST_CASE("an fd of another size is refused, with both sizes") {
+  const Segment segment = create_host_segment("larder-test", kSize);
+  check_status(check_host_segment(segment.fd.get(), kSize + 1), kInvalidArgument,
+               {"2097152", "2097153"});
+  check_status(check_host_segment(segment.fd.get(), 0), kInvalidArgument, {"2097152", "0"});
 }
 
 TEST_CASE("a host segment can neither shrink, grow nor be unsealed") {
