@@ -23,15 +23,15 @@ void list_capabilities(std::string_view op, std::span<const Kernel<Params>> kern
         if (!kernel.supports(params_for<Params>({1, 1, 16, 64, 64, k_format, v_format})).ok())
           continue;
         const bool grouped = k_format == KvFormat::kNvfp4 || v_format == KvFormat::kNvfp4;
-        out.push_back({std::string(op), std::string(kernel.backend), std::string(name(k_format)),
-                       std::string(name(v_format)), grouped ? kNvfp4GroupElements : 1,
-                       kMaxHeadDim});
+        out.push_back({std::string(op), std::string(name(kernel.backend)),
+                       std::string(name(k_format)), std::string(name(v_format)),
+                       grouped ? kNvfp4GroupElements : 1, kMaxHeadDim});
       }
     // Keys of 576 and values of 512: multiples of 64.
     for (size_t i = 1; i < kMlaRowNames.size(); ++i) {
       const auto row = static_cast<MlaRow>(i);
       if (!kernel.supports(params_for<Params>(mla_geometry(1, 64, row))).ok()) continue;
-      out.push_back({std::string(op), std::string(kernel.backend), std::string(name(row)),
+      out.push_back({std::string(op), std::string(name(kernel.backend)), std::string(name(row)),
                      std::string(name(row)), kMlaRopeDim, kMlaKeyDim});
     }
   }
@@ -42,7 +42,8 @@ template <typename Params>
 void list_any_format(std::string_view op, std::span<const Kernel<Params>> kernels,
                      std::vector<Capability>& out) {
   for (const Kernel<Params>& kernel : kernels)
-    out.push_back({std::string(op), std::string(kernel.backend), "any", "any", 1, kMaxHeadDim});
+    out.push_back(
+        {std::string(op), std::string(name(kernel.backend)), "any", "any", 1, kMaxHeadDim});
 }
 
 }  // namespace

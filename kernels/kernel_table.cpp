@@ -10,40 +10,93 @@
 #include "kernels/cpu/gather.h"
 #include "kernels/cpu/merge.h"
 #include "kernels/cpu/sparse_mla.h"
+#if LARDER_HAS_CUDA
+#include "kernels/cuda/kernels.h"
+#endif
 #include "kernels/refuse.h"
 
 namespace larder::kernels {
 namespace {
 
+// A CPU kernel as a row: it needs nothing of the target and cannot fail.
+template <auto kKernel, typename Params>
+Status launch_cpu(const Params& params, const Target&) {
+  kKernel(params);
+  return {};
+}
+
+template <auto kKernel, typename Params>
+constexpr Kernel<Params> cpu_row(std::string_view name, Status (*supports)(const Params&)) {
+  return {name, Backend::kCpu, supports, nullptr, launch_cpu<kKernel, Params>};
+}
+
 constexpr std::array kAppendKernels = {
-    Kernel<AppendParams>{"cpu_append", "cpu", cpu::supports_append, cpu::append},
+    cpu_row<cpu::append>("cpu_append", cpu::supports_append),
+#if LARDER_HAS_CUDA
+    Kernel<AppendParams>{"cuda_append", Backend::kCuda, cuda::supports_append, nullptr,
+                         cuda::append},
+#endif
 };
 constexpr std::array kGatherKernels = {
-    Kernel<GatherParams>{"cpu_gather", "cpu", cpu::supports_gather, cpu::gather},
+    cpu_row<cpu::gather>("cpu_gather", cpu::supports_gather),
+#if LARDER_HAS_CUDA
+    Kernel<GatherParams>{"cuda_gather", Backend::kCuda, cuda::supports_gather, nullptr,
+                         cuda::gather},
+#endif
 };
 constexpr std::array kAttendKernels = {
-    Kernel<AttendParams>{"cpu_attend", "cpu", cpu::supports_attend, cpu::attend},
+    cpu_row<cpu::attend>("cpu_attend", cpu::supports_attend),
+#if LARDER_HAS_CUDA
+    Kernel<AttendParams>{"cuda_attend", Backend::kCuda, cuda::supports_attend,
+                         cuda::attend_workspace_bytes, cuda::attend},
+#endif
 };
 constexpr std::array kSparseMlaKernels = {
-    Kernel<SparseMlaParams>{"cpu_sparse_mla", "cpu", cpu::supports_sparse_mla, cpu::sparse_mla},
+    cpu_row<cpu::sparse_mla>("cpu_sparse_mla", cpu::supports_sparse_mla),
+#if LARDER_HAS_CUDA
+    Kernel<SparseMlaParams>{"cuda_sparse_mla", Backend::kCuda, cuda::supports_sparse_mla,
+                            cuda::sparse_mla_workspace_bytes, cuda::sparse_mla},
+#endif
 };
 constexpr std::array kMergeKernels = {
-    Kernel<MergeParams>{"cpu_merge", "cpu", cpu::supports_merge, cpu::merge},
+    cpu_row<cpu::merge>("cpu_merge", cpu::supports_merge),
+#if LARDER_HAS_CUDA
+    Kernel<MergeParams>{"cuda_merge", Backend::kCuda, cuda::supports_merge,
+                        cuda::merge_workspace_bytes, cuda::merge},
+#endif
 };
 constexpr std::array kCombineKernels = {
-    Kernel<CombineParams>{"cpu_combine", "cpu", cpu::supports_combine, cpu::combine},
+    cpu_row<cpu::combine>("cpu_combine", cpu::supports_combine),
+#if LARDER_HAS_CUDA
+    Kernel<CombineParams>{"cuda_combine", Backend::kCuda, cuda::supports_combine, nullptr,
+                          cuda::combine},
+#endif
 };
 constexpr std::array kConvertKernels = {
-    Kernel<ConvertParams>{"cpu_convert", "cpu", cpu::supports_convert, cpu::convert},
+    cpu_row<cpu::convert>("cpu_convert", cpu::supports_convert),
+#if LARDER_HAS_CUDA
+    Kernel<ConvertParams>{"cuda_convert", Backend::kCuda, cuda::supports_convert, nullptr,
+                          cuda::convert},
+#endif
 };
 constexpr std::array kCopyKernels = {
-    Kernel<CopyParams>{"cpu_copy", "cpu", cpu::supports_copy, cpu::copy},
+    cpu_row<cpu::copy>("cpu_copy", cpu::supports_copy),
+#if LARDER_HAS_CUDA
+    Kernel<CopyParams>{"cuda_copy", Backend::kCuda, cuda::supports_copy, nullptr, cuda::copy},
+#endif
 };
 constexpr std::array kScrubKernels = {
-    Kernel<ScrubParams>{"cpu_scrub", "cpu", cpu::supports_scrub, cpu::scrub},
+    cpu_row<cpu::scrub>("cpu_scrub", cpu::supports_scrub),
+#if LARDER_HAS_CUDA
+    Kernel<ScrubParams>{"cuda_scrub", Backend::kCuda, cuda::supports_scrub, nullptr, cuda::scrub},
+#endif
 };
 constexpr std::array kChecksumKernels = {
-    Kernel<ChecksumParams>{"cpu_checksum", "cpu", cpu::supports_checksum, cpu::checksum},
+    cpu_row<cpu::checksum>("cpu_checksum", cpu::supports_checksum),
+#if LARDER_HAS_CUDA
+    Kernel<ChecksumParams>{"cuda_checksum", Backend::kCuda, cuda::supports_checksum, nullptr,
+                           cuda::checksum},
+#endif
 };
 
 }  // namespace
@@ -84,41 +137,89 @@ Status check_mapped(const Params& params) {
 }
 
 template <typename Params>
-Status run(Status (*validate)(const Params&), std::span<const Kernel<Params>> kernels,
-           const Params& params) {
-  if (Status s = validate(params); !s.ok()) return s;
+Status validate_for(Status (*validate)(const Params&, Tables), const Params& params,
+                    Backend backend) {
+  return validate(params, backend == Backend::kCpu ? Tables::kHost : Tables::kDevice);
+}
+template <typename Params>
+Status validate_for(Status (*validate)(const Params&), const Params& params, Backend) {
+  return validate(params);
+}
+
+template <typename Params>
+int64_t workspace_of(const Kernel<Params>& row, const Params& params) {
+  return row.workspace_bytes == nullptr ? 0 : row.workspace_bytes(params);
+}
+
+template <typename Params, typename Validate>
+Status run(Validate validate, std::span<const Kernel<Params>> kernels, const Params& params,
+           const Target& target) {
+  if (Status s = validate_for(validate, params, target.backend); !s.ok()) return s;
   if (Status s = check_mapped(params); !s.ok()) return s;
-  const auto row = choose(kernels, params);
+  const auto row = choose(kernels, params, target.backend);
   if (!row) return row.status();
-  row.value()->launch(params);
-  return {};
+  const int64_t needed = workspace_of(**row, params);
+  if (needed > target.workspace_bytes)
+    return refuse(ErrorCode::kInvalidArgument, "workspace_bytes is ", target.workspace_bytes, ": ",
+                  (*row)->name, " needs ", needed);
+  return (*row)->launch(params, target);
+}
+
+template <typename Params>
+Result<int64_t> workspace(std::span<const Kernel<Params>> kernels, const Params& params,
+                          Backend backend) {
+  const auto row = choose(kernels, params, backend);
+  if (!row) return row.status();
+  return workspace_of(**row, params);
 }
 
 }  // namespace
 
-Status run_append(const AppendParams& params) {
-  return run(validate_append, append_kernels(), params);
+Status run_append(const AppendParams& params, const Target& target) {
+  return run(validate_append, append_kernels(), params, target);
 }
-Status run_gather(const GatherParams& params) {
-  return run(validate_gather, gather_kernels(), params);
+Status run_gather(const GatherParams& params, const Target& target) {
+  return run(validate_gather, gather_kernels(), params, target);
 }
-Status run_attend(const AttendParams& params) {
-  return run(validate_attend, attend_kernels(), params);
+Status run_attend(const AttendParams& params, const Target& target) {
+  return run(validate_attend, attend_kernels(), params, target);
 }
-Status run_sparse_mla(const SparseMlaParams& params) {
-  return run(validate_sparse_mla, sparse_mla_kernels(), params);
+Status run_sparse_mla(const SparseMlaParams& params, const Target& target) {
+  return run(validate_sparse_mla, sparse_mla_kernels(), params, target);
 }
-Status run_merge(const MergeParams& params) { return run(validate_merge, merge_kernels(), params); }
-Status run_combine(const CombineParams& params) {
-  return run(validate_combine, combine_kernels(), params);
+Status run_merge(const MergeParams& params, const Target& target) {
+  return run(validate_merge, merge_kernels(), params, target);
 }
-Status run_convert(const ConvertParams& params) {
-  return run(validate_convert, convert_kernels(), params);
+Status run_combine(const CombineParams& params, const Target& target) {
+  return run(validate_combine, combine_kernels(), params, target);
 }
-Status run_copy(const CopyParams& params) { return run(validate_copy, copy_kernels(), params); }
-Status run_scrub(const ScrubParams& params) { return run(validate_scrub, scrub_kernels(), params); }
-Status run_checksum(const ChecksumParams& params) {
-  return run(validate_checksum, checksum_kernels(), params);
+Status run_convert(const ConvertParams& params, const Target& target) {
+  return run(validate_convert, convert_kernels(), params, target);
+}
+Status run_copy(const CopyParams& params, const Target& target) {
+  return run(validate_copy, copy_kernels(), params, target);
+}
+Status run_scrub(const ScrubParams& params, const Target& target) {
+  return run(validate_scrub, scrub_kernels(), params, target);
+}
+Status run_checksum(const ChecksumParams& params, const Target& target) {
+  return run(validate_checksum, checksum_kernels(), params, target);
+}
+
+Result<int64_t> append_workspace_bytes(const AppendParams& params, Backend backend) {
+  return workspace(append_kernels(), params, backend);
+}
+Result<int64_t> gather_workspace_bytes(const GatherParams& params, Backend backend) {
+  return workspace(gather_kernels(), params, backend);
+}
+Result<int64_t> merge_workspace_bytes(const MergeParams& params, Backend backend) {
+  return workspace(merge_kernels(), params, backend);
+}
+Result<int64_t> attend_workspace_bytes(const AttendParams& params, Backend backend) {
+  return workspace(attend_kernels(), params, backend);
+}
+Result<int64_t> sparse_mla_workspace_bytes(const SparseMlaParams& params, Backend backend) {
+  return workspace(sparse_mla_kernels(), params, backend);
 }
 
 }  // namespace larder::kernels

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/params.h"
+#include "kernels/target.h"
 #include "larder/status.h"
 
 namespace larder::kernels {
@@ -27,10 +28,13 @@ inline constexpr int64_t kMaxMergeStates = 4096;
 
 template <typename Params>
 struct Kernel {
-  std::string_view name;                     // "cpu_append"
-  std::string_view backend;                  // "cpu"
+  std::string_view name;  // "cpu_append"
+  Backend backend;
   Status (*supports)(const Params& params);  // looks at everything but the data
-  void (*launch)(const Params& params);
+  // Of device memory that launch needs; nullptr: none.
+  int64_t (*workspace_bytes)(const Params& params);
+  // INTERNAL with the CUDA error when the launch failed; the CPU's always succeed.
+  Status (*launch)(const Params& params, const Target& target);
 };
 
 std::span<const Kernel<AppendParams>> append_kernels();
@@ -59,34 +63,42 @@ Status validate_scale(std::string_view field, double value);
 // shape mismatch with the pool, more slots than rows, a slot past the pool, a seq_len that its
 // block-table row cannot hold, a block id outside the pool within the used part of a row, options
 // that exclude each other.
-Status validate_append(const AppendParams& params);
-Status validate_gather(const GatherParams& params);
-Status validate_attend(const AttendParams& params);
-Status validate_sparse_mla(const SparseMlaParams& params);
+Status validate_append(const AppendParams& params, Tables tables = Tables::kHost);
+Status validate_gather(const GatherParams& params, Tables tables = Tables::kHost);
+Status validate_attend(const AttendParams& params, Tables tables = Tables::kHost);
+Status validate_sparse_mla(const SparseMlaParams& params, Tables tables = Tables::kHost);
 Status validate_merge(const MergeParams& params);
 Status validate_combine(const CombineParams& params);
-Status validate_convert(const ConvertParams& params);
-Status validate_copy(const CopyParams& params);
-Status validate_scrub(const ScrubParams& params);
-Status validate_checksum(const ChecksumParams& params);
+Status validate_convert(const ConvertParams& params, Tables tables = Tables::kHost);
+Status validate_copy(const CopyParams& params, Tables tables = Tables::kHost);
+Status validate_scrub(const ScrubParams& params, Tables tables = Tables::kHost);
+Status validate_checksum(const ChecksumParams& params, Tables tables = Tables::kHost);
 
-// Validates, picks the first row that supports the call, and launches it.
-Status run_append(const AppendParams& params);
-Status run_gather(const GatherParams& params);
-Status run_attend(const AttendParams& params);
-Status run_sparse_mla(const SparseMlaParams& params);
-Status run_merge(const MergeParams& params);
-Status run_combine(const CombineParams& params);
-Status run_convert(const ConvertParams& params);
-Status run_copy(const CopyParams& params);
-Status run_scrub(const ScrubParams& params);
-Status run_checksum(const ChecksumParams& params);
+// Validates, picks the first row of the target's backend that supports the call, and launches it.
+// On CUDA, tables are in device memory; INVALID_ARGUMENT when the workspace is too small.
+Status run_append(const AppendParams& params, const Target& target = {});
+Status run_gather(const GatherParams& params, const Target& target = {});
+Status run_attend(const AttendParams& params, const Target& target = {});
+Status run_sparse_mla(const SparseMlaParams& params, const Target& target = {});
+Status run_merge(const MergeParams& params, const Target& target = {});
+Status run_combine(const CombineParams& params, const Target& target = {});
+Status run_convert(const ConvertParams& params, const Target& target = {});
+Status run_copy(const CopyParams& params, const Target& target = {});
+Status run_scrub(const ScrubParams& params, const Target& target = {});
+Status run_checksum(const ChecksumParams& params, const Target& target = {});
+
+// Device memory that a call needs on a backend; UNSUPPORTED as from run_*.
+Result<int64_t> append_workspace_bytes(const AppendParams& params, Backend backend);
+Result<int64_t> merge_workspace_bytes(const MergeParams& params, Backend backend);
+Result<int64_t> gather_workspace_bytes(const GatherParams& params, Backend backend);
+Result<int64_t> attend_workspace_bytes(const AttendParams& params, Backend backend);
+Result<int64_t> sparse_mla_workspace_bytes(const SparseMlaParams& params, Backend backend);
 
 // One line of the capability query: an op on a pair of formats (or an MLA row format, or "any"
 // where the op does not look at formats), and the dims it takes.
 struct Capability {
   std::string op;       // "append", "gather", "attend", "sparse_mla", "merge", ...
-  std::string backend;  // "cpu"
+  std::string backend;  // "cpu", "cuda"
   std::string k_format;
   std::string v_format;
   int32_t dim_multiple;  // k_dim and v_dim must be multiples of this

@@ -110,7 +110,7 @@ Status validate_sequence(const AttendParams& params, int64_t sequence) {
   return {};
 }
 
-Status validate_topk(const SparseMlaParams& params) {
+Status validate_topk(const SparseMlaParams& params, Tables tables) {
   const int64_t num_rows = params.q.shape[0];
   int64_t num_indices = 0;
   if (params.top_k < 0) return refuse(kInvalid, "top_k is ", params.top_k, ": expected 0 or more");
@@ -120,7 +120,7 @@ Status validate_topk(const SparseMlaParams& params) {
   if (Status s = validate_array("indices", params.indices, alignof(int32_t), num_indices); !s.ok())
     return s;
   if (Status s = validate_array("topk_lens", params.topk_lens, alignof(int32_t)); !s.ok()) return s;
-  if (params.topk_lens == nullptr) return {};
+  if (params.topk_lens == nullptr || tables == Tables::kDevice) return {};
   for (int64_t row = 0; row < num_rows; ++row)
     if (params.topk_lens[row] < 0 || params.topk_lens[row] > params.top_k)
       return refuse(kInvalid, "topk_lens[", row, "] is ", params.topk_lens[row],
@@ -130,11 +130,14 @@ Status validate_topk(const SparseMlaParams& params) {
 
 }  // namespace
 
-Status validate_attend(const AttendParams& params) {
+Status validate_attend(const AttendParams& params, Tables tables) {
   if (Status s = validate_layer(params.layer); !s.ok()) return s;
   if (Status s = validate_query_tensors(params.layer, params.q, params.output); !s.ok()) return s;
   if (Status s = validate_arrays(params); !s.ok()) return s;
   if (Status s = validate_options(params); !s.ok()) return s;
+  if (tables == Tables::kDevice)
+    return validate_array("block_table", params.block_table, alignof(int32_t),
+                          params.num_seqs * params.block_table_stride);
   int64_t num_rows = 0;
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
     if (Status s = validate_sequence(params, sequence); !s.ok()) return s;
@@ -148,14 +151,14 @@ Status validate_attend(const AttendParams& params) {
   return {};
 }
 
-Status validate_sparse_mla(const SparseMlaParams& params) {
+Status validate_sparse_mla(const SparseMlaParams& params, Tables tables) {
   if (Status s = validate_layer(params.layer); !s.ok()) return s;
   if (params.layer.geometry.mla_row == MlaRow::kNone)
     return refuse(kInvalid, "mla_row is none: sparse_mla reads layers of MLA rows only");
   if (Status s = validate_query_tensors(params.layer, params.q, params.output); !s.ok()) return s;
   if (Status s = validate_logit_scale(params.layer, params.scale); !s.ok()) return s;
   if (Status s = validate_array("sinks", params.sinks, alignof(float)); !s.ok()) return s;
-  return validate_topk(params);
+  return validate_topk(params, tables);
 }
 
 }  // namespace larder::kernels

@@ -12,10 +12,13 @@ namespace larder::kernels {
 namespace {
 
 // Ids of `field`, each of which must be a block of the pool.
-Status validate_ids(std::string_view field, const int32_t* ids, int64_t count, int64_t num_blocks) {
+Status validate_ids(std::string_view field, const int32_t* ids, int64_t count, int64_t num_blocks,
+                    Tables tables) {
   if (count < 0) return refuse(kInvalid, "the number of ", field, " is ", count);
   if (count > 0 && ids == nullptr)
     return refuse(kInvalid, field, " is null with ", count, " blocks");
+  if (Status s = validate_array(field, ids, alignof(int32_t)); !s.ok()) return s;
+  if (tables == Tables::kDevice) return {};
   for (int64_t i = 0; i < count; ++i)
     if (ids[i] < 0 || ids[i] >= num_blocks)
       return refuse(kInvalid, field, "[", i, "] is ", ids[i], ": the pool has ", num_blocks,
@@ -69,9 +72,10 @@ Status validate_view(const BlocksView& view) {
   return {};
 }
 
-Status validate_blocks(const BlocksView& view, const int32_t* blocks, int64_t count) {
+Status validate_blocks(const BlocksView& view, const int32_t* blocks, int64_t count,
+                       Tables tables) {
   if (Status s = validate_view(view); !s.ok()) return s;
-  return validate_ids("blocks", blocks, count, view.num_blocks);
+  return validate_ids("blocks", blocks, count, view.num_blocks, tables);
 }
 
 // Bytes are moved and not looked at, so scales, encoder and transform play no part.
@@ -100,14 +104,15 @@ Status same_geometry(const AttentionGeometry& layer, const AttentionGeometry& pa
 
 }  // namespace
 
-Status validate_convert(const ConvertParams& params) {
+Status validate_convert(const ConvertParams& params, Tables tables) {
   const AttentionGeometry& geometry = params.layer.geometry;
   const PagedKv& paged = params.paged;
   if (Status s = validate_pages(params.layer); !s.ok()) return s;
   if (Status s = check_page_geometry("paged.geometry.", paged.geometry); !s.ok()) return s;
   if (Status s = same_geometry(geometry, paged.geometry); !s.ok()) return s;
   if (Status s = check_paged_kv(paged, params.to_pool); !s.ok()) return s;
-  if (Status s = validate_ids("blocks", params.blocks, params.num_blocks, params.layer.num_blocks);
+  if (Status s =
+          validate_ids("blocks", params.blocks, params.num_blocks, params.layer.num_blocks, tables);
       !s.ok())
     return s;
   const CheckedInt64 ours = CheckedInt64(params.num_blocks) * geometry.block_tokens;
@@ -121,16 +126,19 @@ Status validate_convert(const ConvertParams& params) {
                                     layer.page);
       !s.ok())
     return s;
-  if (!params.to_pool) return {};
+  if (!params.to_pool || tables == Tables::kDevice) return {};
   return validate_no_duplicates("blocks", sorted(params.blocks, params.num_blocks));
 }
 
-Status validate_copy(const CopyParams& params) {
+Status validate_copy(const CopyParams& params, Tables tables) {
   if (Status s = validate_view(params.view); !s.ok()) return s;
-  if (Status s = validate_ids("from", params.from, params.count, params.view.num_blocks); !s.ok())
+  if (Status s = validate_ids("from", params.from, params.count, params.view.num_blocks, tables);
+      !s.ok())
     return s;
-  if (Status s = validate_ids("to", params.to, params.count, params.view.num_blocks); !s.ok())
+  if (Status s = validate_ids("to", params.to, params.count, params.view.num_blocks, tables);
+      !s.ok())
     return s;
+  if (tables == Tables::kDevice) return {};
   const std::vector<int32_t> to = sorted(params.to, params.count);
   if (Status s = validate_no_duplicates("to", to); !s.ok()) return s;
   for (int64_t i = 0; i < params.count; ++i)
@@ -140,12 +148,13 @@ Status validate_copy(const CopyParams& params) {
   return {};
 }
 
-Status validate_scrub(const ScrubParams& params) {
-  return validate_blocks(params.view, params.blocks, params.count);
+Status validate_scrub(const ScrubParams& params, Tables tables) {
+  return validate_blocks(params.view, params.blocks, params.count, tables);
 }
 
-Status validate_checksum(const ChecksumParams& params) {
-  if (Status s = validate_blocks(params.view, params.blocks, params.count); !s.ok()) return s;
+Status validate_checksum(const ChecksumParams& params, Tables tables) {
+  if (Status s = validate_blocks(params.view, params.blocks, params.count, tables); !s.ok())
+    return s;
   if (params.count > 0 && params.checksums == nullptr)
     return refuse(kInvalid, "checksums is null with ", params.count, " blocks");
   if (!is_aligned(params.checksums, alignof(uint64_t)))

@@ -89,13 +89,13 @@ Status validate_geometry(const AttentionGeometry& geometry, Encoder encoder,
   append.layer.geometry = geometry;
   append.layer.encoder = encoder;
   append.layer.key_transform = key_transform;
-  if (auto row = choose(append_kernels(), append); !row) return row.status();
+  if (auto row = choose(append_kernels(), append, Backend::kCpu); !row) return row.status();
   GatherParams gather;
   gather.layer = append.layer;
-  if (auto row = choose(gather_kernels(), gather); !row) return row.status();
+  if (auto row = choose(gather_kernels(), gather, Backend::kCpu); !row) return row.status();
   AttendParams attend;
   attend.layer = append.layer;
-  if (auto row = choose(attend_kernels(), attend); !row) return row.status();
+  if (auto row = choose(attend_kernels(), attend, Backend::kCpu); !row) return row.status();
   return {};
 }
 

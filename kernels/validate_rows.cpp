@@ -14,9 +14,12 @@ Status validate_float_dtype(std::string_view field, Dtype dtype) {
   return refuse(kInvalid, field, ": dtype is ", name(dtype), ": expected bf16, fp16 or fp32");
 }
 
-Status validate_slots(const LayerView& layer, const int64_t* slots, int64_t num_slots) {
+Status validate_slots(const LayerView& layer, const int64_t* slots, int64_t num_slots,
+                      Tables tables) {
   if (num_slots > 0 && slots == nullptr)
     return refuse(kInvalid, "slots is null with num_slots ", num_slots);
+  if (Status s = validate_array("slots", slots, alignof(int64_t)); !s.ok()) return s;
+  if (tables == Tables::kDevice) return {};
   const int64_t pool_slots = layer.num_blocks * layer.geometry.block_tokens;
   for (int64_t i = 0; i < num_slots; ++i)
     if (slots[i] >= pool_slots)
@@ -80,6 +83,9 @@ Status validate_gather_fields(const GatherParams& params) {
     return refuse(kInvalid, "rows_per_sequence is ", params.rows_per_sequence);
   if (params.num_seqs > 0 && params.seq_lens == nullptr)
     return refuse(kInvalid, "seq_lens is null with ", params.num_seqs, " sequences");
+  if (Status s = validate_array("seq_lens", params.seq_lens, alignof(int32_t)); !s.ok()) return s;
+  if (Status s = validate_array("block_table", params.block_table, alignof(int32_t)); !s.ok())
+    return s;
   constexpr int64_t kMaxSeqs =
       std::numeric_limits<int64_t>::max() / std::numeric_limits<int32_t>::max();
   if (params.num_seqs > kMaxSeqs)
@@ -117,7 +123,7 @@ Status validate_gather_sequence(const GatherParams& params, int64_t sequence) {
 
 }  // namespace
 
-Status validate_append(const AppendParams& params) {
+Status validate_append(const AppendParams& params, Tables tables) {
   const AttentionGeometry& geometry = params.layer.geometry;
   if (Status s = validate_layer(params.layer); !s.ok()) return s;
   const bool is_mla = geometry.mla_row != MlaRow::kNone;
@@ -134,21 +140,28 @@ Status validate_append(const AppendParams& params) {
   if (params.num_slots < 0 || params.num_slots > params.k.shape[0])
     return refuse(kInvalid, "num_slots is ", params.num_slots, ": k has ", params.k.shape[0],
                   " rows");
-  return validate_slots(params.layer, params.slots, params.num_slots);
+  return validate_slots(params.layer, params.slots, params.num_slots, tables);
 }
 
-Status validate_gather(const GatherParams& params) {
+Status validate_gather(const GatherParams& params, Tables tables) {
   if (Status s = validate_layer(params.layer); !s.ok()) return s;
   if (Status s = validate_gather_fields(params); !s.ok()) return s;
   int64_t rows = params.num_slots;
-  for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
+  if (tables == Tables::kDevice)
+    if (Status s = validate_array("block_table", params.block_table, alignof(int32_t),
+                                  params.num_seqs * params.block_table_stride);
+        !s.ok())
+      return s;
+  const int64_t num_seqs = tables == Tables::kHost ? params.num_seqs : 0;
+  for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
     if (Status s = validate_gather_sequence(params, sequence); !s.ok()) return s;
     // Rows after a sequence's last token are needed only if another sequence follows.
     rows = params.rows_per_sequence > 0
                ? sequence * params.rows_per_sequence + params.seq_lens[sequence]
                : rows + params.seq_lens[sequence];
   }
-  if (Status s = validate_slots(params.layer, params.slots, params.num_slots); !s.ok()) return s;
+  if (Status s = validate_slots(params.layer, params.slots, params.num_slots, tables); !s.ok())
+    return s;
   return validate_gather_outputs(params, rows);
 }
 

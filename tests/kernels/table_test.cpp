@@ -85,10 +85,10 @@ void check_row(Calls& calls, int64_t slot) {
 void check_gathered(Calls& calls) {
   int num_gathers = 0;
   for (const Kernel<GatherParams>& gather : gather_kernels()) {
-    if (!gather.supports(calls.gather).ok()) continue;
+    if (gather.backend != Backend::kCpu || !gather.supports(calls.gather).ok()) continue;
     INFO(gather.name);
     ++num_gathers;
-    gather.launch(calls.gather);
+    REQUIRE(gather.launch(calls.gather, {}).ok());
     for (int64_t slot = 0; slot < kTokens; ++slot) {
       const auto expected = calls.pool.read(test::Side::kV, slot, 0);
       for (size_t i = 0; i < kDim; ++i)
@@ -107,17 +107,17 @@ TEST_CASE(
     int num_attends = 0;
     for (const Kernel<AppendParams>& append : append_kernels()) {
       Calls calls(format);
-      if (!append.supports(calls.append).ok()) continue;
+      if (append.backend != Backend::kCpu || !append.supports(calls.append).ok()) continue;
       INFO(append.name);
       ++num_appends;
-      append.launch(calls.append);
+      REQUIRE(append.launch(calls.append, {}).ok());
       for (int64_t slot = 0; slot < kTokens; ++slot) check_row(calls, slot);
       check_gathered(calls);
       for (const Kernel<AttendParams>& attend : attend_kernels()) {
-        if (!attend.supports(calls.attend).ok()) continue;
+        if (attend.backend != Backend::kCpu || !attend.supports(calls.attend).ok()) continue;
         INFO(attend.name);
         ++num_attends;
-        attend.launch(calls.attend);
+        REQUIRE(attend.launch(calls.attend, {}).ok());
         CHECK(calls.lse == doctest::Approx(std::log(kTokens)));
         for (size_t i = 0; i < kDim; ++i) {
           double mean = 0.0;
