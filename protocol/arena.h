@@ -44,7 +44,8 @@ struct ArenaArray {
   uint64_t count = 0;
 };
 
-// Where a tensor's memory is. Today the arena alone; segments and imports are UNSUPPORTED.
+// Where a tensor's memory is: in the arena, or in an import, which Submission::imports names.
+// Segments of pools are UNSUPPORTED.
 enum class TensorMemory : uint32_t { kArena = 0, kSegment = 1, kImport = 2 };
 
 struct TensorRecord {
@@ -62,6 +63,17 @@ inline constexpr uint32_t kFlagLseBase2 = 1u << 2;
 inline constexpr uint32_t kFlagLseIncludesSink = 1u << 3;
 inline constexpr uint32_t kFlagLseHeadsFirst = 1u << 4;
 inline constexpr uint32_t kKnownFlags = (1u << 5) - 1;
+
+// The places of a record that may lie in an import (a RegisterImport of the session).
+enum class ImportPlace : uint32_t {
+  kFirst = 0,
+  kSecond = 1,
+  kSlots = 2,
+  kQLens = 3,
+  kSeqLens = 4,
+  kBlockTable = 5,
+};
+inline constexpr size_t kImportPlaces = 6;
 
 struct Submission {
   uint64_t request = 0;  // chosen by the client, comes back in the Completion
@@ -91,16 +103,20 @@ struct Submission {
   float out_scale = 0.0f;
   float out_sf_scale = 0.0f;
   uint64_t out_sf_first_row = 0;
-  ArenaArray sinks;                       // float32 [num_q_heads]
-  ArenaArray alibi_slopes;                // float32 [num_q_heads]
-  ArenaArray mask;                        // bytes
-  ArenaArray mask_offsets;                // int64 [num_seqs]
-  ArenaArray out_sf;                      // bytes, written
-  ArenaArray indices;                     // sparse attend: int32 [num_rows * top_k]
-  ArenaArray topk_lens;                   // sparse attend: int32 [num_rows]
-  ArenaArray blocks;                      // pages, scrub, checksum: int32 block ids
-  ArenaArray bytes;                       // pages: bytes; checksum: uint64, written
-  std::array<uint8_t, 64> reserved = {};  // zero
+  ArenaArray sinks;         // float32 [num_q_heads]
+  ArenaArray alibi_slopes;  // float32 [num_q_heads]
+  ArenaArray mask;          // bytes
+  ArenaArray mask_offsets;  // int64 [num_seqs]
+  ArenaArray out_sf;        // bytes, written
+  ArenaArray indices;       // sparse attend: int32 [num_rows * top_k]
+  ArenaArray topk_lens;     // sparse attend: int32 [num_rows]
+  ArenaArray blocks;        // pages, scrub, checksum: int32 block ids
+  ArenaArray bytes;         // pages: bytes; checksum: uint64, written
+  // By ImportPlace: the import that the tensor (whose memory is kImport) or the table lies in; 0:
+  // the arena. Offsets count from the beginning of the import. Tables in an import are read where
+  // they are used, and what is wrong in them is left out and reported.
+  std::array<uint32_t, kImportPlaces> imports = {};
+  std::array<uint8_t, 40> reserved = {};  // zero
 };
 static_assert(sizeof(Submission) == 512 && std::is_trivially_copyable_v<Submission>);
 

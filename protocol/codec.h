@@ -89,6 +89,8 @@ std::vector<Block> read_blocks(Reading& reading, const char* field,
                                capnp::List<wire::Block>::Reader reader, size_t max);
 void write(wire::GroupSpec::Builder builder, const GroupSpec& spec);
 GroupSpec read_group_spec(Reading& reading, wire::GroupSpec::Reader reader);
+void write(wire::RegisterImport::Builder builder, const RegisterImport& memory);
+RegisterImport read_register_import(Reading& reading, wire::RegisterImport::Reader reader);
 void write(wire::PoolSpec::Builder builder, const PoolSpec& spec);
 PoolSpec read_pool_spec(Reading& reading, wire::PoolSpec::Reader reader);
 void write(wire::GroupLayout::Builder builder, const GroupLayout& layout);

@@ -1,5 +1,6 @@
 // Codec of what larderd and its executor say to each other.
 #include "protocol/codec.h"
+#include "protocol/executor.capnp.h"
 #include "protocol/executor_messages.h"
 #include "protocol/text.h"
 
@@ -62,6 +63,17 @@ struct CommandWriter {
     write_numbers(to.initFrom(size32(body.from.size())), body.from);
     write_numbers(to.initTo(size32(body.to.size())), body.to);
   }
+  void operator()(const AddImport& body) {
+    auto to = out.initAddImport();
+    to.setSession(body.session);
+    to.setImport(body.import_id);
+    write(to.initMemory(), body.memory);
+  }
+  void operator()(const RemoveImport& body) {
+    auto to = out.initDropImport();
+    to.setSession(body.session);
+    to.setImport(body.import_id);
+  }
 };
 
 struct ReportWriter {
@@ -78,6 +90,12 @@ struct ReportWriter {
     auto to = out.initBrokenRing();
     to.setSession(body.session);
     to.setMessage(printable(body.message, kMaxErrorBytes));
+  }
+  void operator()(const ImportDone& body) {
+    auto to = out.initImported();
+    to.setSession(body.session);
+    to.setImport(body.import_id);
+    write(to.initError(), body.status);
   }
 };
 
@@ -135,6 +153,17 @@ ExecutorCommand read_command(Reading& reading, wire::ExecutorCommand::Reader rea
       reading.same_size("from", body.from.size(), "to", body.to.size());
       return body;
     }
+    case wire::ExecutorCommand::ADD_IMPORT: {
+      const auto from = reader.getAddImport();
+      reading.known_fields_only<wire::AddImport>("add_import", from);
+      return AddImport{from.getSession(), from.getImport(),
+                       read_register_import(reading, from.getMemory())};
+    }
+    case wire::ExecutorCommand::DROP_IMPORT: {
+      const auto from = reader.getDropImport();
+      reading.known_fields_only<wire::SessionImport>("drop_import", from);
+      return RemoveImport{from.getSession(), from.getImport()};
+    }
   }
   reading.refuse("command kind " + std::to_string(static_cast<int>(reader.which())) +
                  " is unknown");
@@ -157,6 +186,11 @@ ExecutorReport read_report(Reading& reading, wire::ExecutorReport::Reader reader
       reading.known_fields_only<wire::BrokenRing>("broken_ring", from);
       return BrokenRing{from.getSession(),
                         reading.text("message", from.getMessage(), kMaxErrorBytes)};
+    }
+    case wire::ExecutorReport::IMPORTED: {
+      const auto from = reader.getImported();
+      reading.known_fields_only<wire::Imported>("imported", from);
+      return ImportDone{from.getSession(), from.getImport(), read_error(reading, from.getError())};
     }
   }
   reading.refuse("report kind " + std::to_string(static_cast<int>(reader.which())) + " is unknown");

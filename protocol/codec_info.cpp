@@ -71,6 +71,7 @@ void write(wire::PoolInfo::Builder to, const PoolInfo& pool) {
   to.setLookupHitTokensTotal(pool.lookup_hit_tokens_total);
   to.setAppendedTokensTotal(pool.appended_tokens_total);
   to.setAttendedRowsTotal(pool.attended_rows_total);
+  to.setDevice(pool.device);
 }
 
 PoolInfo read_pool_info(Reading& reading, wire::PoolInfo::Reader from) {
@@ -100,6 +101,7 @@ PoolInfo read_pool_info(Reading& reading, wire::PoolInfo::Reader from) {
   pool.lookup_hit_tokens_total = from.getLookupHitTokensTotal();
   pool.appended_tokens_total = from.getAppendedTokensTotal();
   pool.attended_rows_total = from.getAttendedRowsTotal();
+  pool.device = reading.text("device", from.getDevice());
   return pool;
 }
 
@@ -164,6 +166,13 @@ void write(wire::DaemonStatus::Builder to, const DaemonStatus& status) {
   to.setRecoveredSessions(status.recovered_sessions);
   to.setRecoveredPools(status.recovered_pools);
   to.setNotReady(status.not_ready);
+  auto executors = to.initExecutors(size32(status.executors.size()));
+  for (uint32_t i = 0; i < status.executors.size(); ++i) {
+    executors[i].setDevice(status.executors[i].device);
+    executors[i].setPid(status.executors[i].pid);
+    executors[i].setRestarts(status.executors[i].restarts);
+    executors[i].setReady(status.executors[i].ready);
+  }
 }
 
 DaemonStatus read_status(Reading& reading, wire::DaemonStatus::Reader from) {
@@ -190,6 +199,13 @@ DaemonStatus read_status(Reading& reading, wire::DaemonStatus::Reader from) {
   status.recovered_sessions = from.getRecoveredSessions();
   status.recovered_pools = from.getRecoveredPools();
   status.not_ready = reading.text("not_ready", from.getNotReady(), kMaxErrorBytes);
+  const auto executors = from.getExecutors();
+  status.executors.resize(reading.count("executors", executors.size(), kMaxDevices));
+  for (uint32_t i = 0; i < status.executors.size(); ++i) {
+    reading.known_fields_only<wire::ExecutorInfo>("executors", executors[i]);
+    status.executors[i] = {reading.text("device", executors[i].getDevice()), executors[i].getPid(),
+                           executors[i].getRestarts(), executors[i].getReady()};
+  }
   return status;
 }
 
@@ -218,7 +234,8 @@ size_t page_bytes(const PoolInfo& pool) {
     return size.data / capnp::WORDS + size.pointers / capnp::POINTERS;
   };
   size_t sum = words_of(capnp::_::structSize<wire::PoolInfo>()) + words(pool.tenant) +
-               words(pool.name) + words(pool.model) + 2;  // one word of header per list
+               words(pool.name) + words(pool.model) + words(pool.device) +
+               2;  // one word of header per list
   for (const auto& [name, value] : pool.identity)
     sum += words_of(capnp::_::structSize<wire::Pair>()) + words(name) + words(value);
   for (const GroupInfo& group : pool.groups)

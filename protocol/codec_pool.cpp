@@ -100,9 +100,31 @@ GroupSpec read_group_spec(Reading& reading, wire::GroupSpec::Reader reader) {
   return spec;
 }
 
+void write(wire::RegisterImport::Builder builder, const RegisterImport& memory) {
+  builder.setSizeBytes(memory.size_bytes);
+  builder.setKind(memory.kind);
+  builder.setHandle(
+      kj::arrayPtr(reinterpret_cast<const kj::byte*>(memory.handle.data()), memory.handle.size()));
+  builder.setOffsetBytes(memory.offset_bytes);
+}
+
+RegisterImport read_register_import(Reading& reading, wire::RegisterImport::Reader reader) {
+  reading.known_fields_only<wire::RegisterImport>("register_import", reader);
+  RegisterImport memory{reader.getSizeBytes(), reading.text("kind", reader.getKind()),
+                        reading.data("handle", reader.getHandle(), kIpcHandleBytes),
+                        reader.getOffsetBytes()};
+  if (memory.size_bytes == 0 || memory.size_bytes > kMaxImportBytes ||
+      memory.offset_bytes > kMaxImportBytes)
+    reading.refuse("size_bytes is " + std::to_string(memory.size_bytes) + " and offset_bytes " +
+                   std::to_string(memory.offset_bytes) + ": expected 1 to " +
+                   std::to_string(kMaxImportBytes) + ", and at most that");
+  return memory;
+}
+
 void write(wire::PoolSpec::Builder builder, const PoolSpec& spec) {
   builder.setName(spec.name);
   builder.setModel(spec.model);
+  if (!spec.device.empty()) builder.setDevice(spec.device);
   auto groups = builder.initGroups(static_cast<uint32_t>(spec.groups.size()));
   for (uint32_t i = 0; i < spec.groups.size(); ++i) write(groups[i], spec.groups[i]);
 }
@@ -112,6 +134,7 @@ PoolSpec read_pool_spec(Reading& reading, wire::PoolSpec::Reader reader) {
   PoolSpec spec;
   spec.name = reading.text("pool.name", reader.getName());
   spec.model = reading.text("model", reader.getModel());
+  spec.device = reading.text("device", reader.getDevice());
   const auto groups = reader.getGroups();
   spec.groups.resize(reading.count("groups", groups.size(), kMaxGroups));
   for (uint32_t i = 0; i < spec.groups.size(); ++i)

@@ -27,7 +27,10 @@ struct Writer {
     to.setCreated(body.created);
     auto groups = to.initGroups(size32(body.groups.size()));
     for (uint32_t i = 0; i < body.groups.size(); ++i) write(groups[i], body.groups[i]);
+    to.setDevice(body.device);
+    to.setOnRequest(body.on_request);
   }
+  void operator()(const Imported& body) { out.setImported(body.import_id); }
   void operator()(const Segments& body) {
     write_numbers(out.initSegments(size32(body.size_bytes.size())), body.size_bytes);
   }
@@ -101,6 +104,8 @@ PoolOpened read_pool_opened(Reading& reading, wire::PoolOpened::Reader from) {
     body.groups[i] = read_group_layout(reading, groups[i]);
     num_segments += body.groups[i].segment_bytes.size();
   }
+  body.device = reading.text("device", from.getDevice());
+  body.on_request = from.getOnRequest();
   reading.count("segment_bytes of all groups", num_segments, kMaxSegmentsPerPool);
   return body;
 }
@@ -212,6 +217,8 @@ ReplyBody read_body(Reading& reading, wire::Reply::Reader reader) {
       return read_resized(reading, reader.getResized());
     case wire::Reply::TENANTS:
       return read_tenants(reading, reader.getTenants());
+    case wire::Reply::IMPORTED:
+      return Imported{reader.getImported()};
   }
   reading.refuse("reply kind " + std::to_string(static_cast<int>(reader.which())) + " is unknown");
   return Done{};

@@ -124,8 +124,8 @@ struct Writer {
     to.setMaximumBytes(body.maximum_bytes);
   }
   void operator()(const ListTenants&) { out.setListTenants(); }
-  // Only tests send what nobody serves.
-  void operator()(const Unserved&) { out.initRegisterImport(); }
+  void operator()(const RegisterImport& body) { write(out.initRegisterImport(), body); }
+  void operator()(const DropImport& body) { out.setDropImport(body.import_id); }
 };
 
 Connect read_connect(Reading& reading, wire::Connect::Reader reader) {
@@ -256,7 +256,9 @@ RequestBody read_body(Reading& reading, wire::Request::Reader reader) {
     case wire::Request::LIST_TENANTS:
       return ListTenants{};
     case wire::Request::REGISTER_IMPORT:
-      return Unserved{"registerImport"};
+      return read_register_import(reading, reader.getRegisterImport());
+    case wire::Request::DROP_IMPORT:
+      return DropImport{reader.getDropImport()};
   }
   reading.refuse("request kind " + std::to_string(static_cast<int>(reader.which())) +
                  " is unknown to version " + std::to_string(kMaxVersion));

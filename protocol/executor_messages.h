@@ -63,8 +63,20 @@ struct CopyBlocks {  // answered with Copied; may be run twice
   std::vector<int32_t> from;
   std::vector<int32_t> to;
 };
-using ExecutorCommand = std::variant<AddGroup, AddSegments, DropPool, AddSession, AttachPool,
-                                     DetachPool, DropSession, Drain, CopyBlocks, DropExtent>;
+// Memory that calls of the session may name. fds: the memory, but of kind cuda_ipc. Answered with
+// ImportDone.
+struct AddImport {
+  uint64_t session = 0;
+  uint64_t import_id = 0;
+  RegisterImport memory;
+};
+struct RemoveImport {
+  uint64_t session = 0;
+  uint64_t import_id = 0;
+};
+using ExecutorCommand =
+    std::variant<AddGroup, AddSegments, DropPool, AddSession, AttachPool, DetachPool, DropSession,
+                 Drain, CopyBlocks, DropExtent, AddImport, RemoveImport>;
 
 struct Ready {};  // the executor serves
 struct Drained {
@@ -78,7 +90,12 @@ struct BrokenRing {  // the session's ring indices make no sense: it is not serv
   uint64_t session = 0;
   std::string message;
 };
-using ExecutorReport = std::variant<Ready, Drained, Copied, BrokenRing>;
+struct ImportDone {
+  uint64_t session = 0;
+  uint64_t import_id = 0;
+  Status status;  // what is not OK is not there
+};
+using ExecutorReport = std::variant<Ready, Drained, Copied, BrokenRing, ImportDone>;
 
 Bytes encode(const ExecutorCommand& command);
 Bytes encode(const ExecutorReport& report);

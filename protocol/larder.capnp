@@ -1,5 +1,5 @@
 @0xb7c3a1f29d5e8046;
-# The wire schema: messages between clients, larderd and the executor.
+# The wire schema: messages between clients and larderd. executor.capnp has those of the executor.
 #
 # One message and its file descriptors travel together on a SOCK_SEQPACKET Unix socket. The plain
 # structs that the rest of the code uses are in messages.h, with every limit that is checked.
@@ -72,6 +72,7 @@ struct PoolSpec {
   name @0 :Text;
   model @1 :Text;
   groups @2 :List(GroupSpec);
+  device @3 :Text;            # "host", or a GPU's UUID ("GPU-...", "MIG-..."); empty: larderd's own
 }
 
 struct GroupLayout {
@@ -112,9 +113,9 @@ struct Request {
     resizePool @18 :ResizePool;
     evict @19 :Evict;
     setQuota @20 :SetQuota;
-    # Served by nobody yet: answered UNSUPPORTED with a sentence.
     registerImport @21 :RegisterImport;
     listTenants @23 :Void;
+    dropImport @24 :UInt64;       # its calls have been answered
   }
   answeredBelow @22 :UInt64;  # the client has the replies to all ids below: larderd forgets them
 }
@@ -179,7 +180,16 @@ struct SetQuota {
   guaranteedBytes @1 :Int64;
   maximumBytes @2 :Int64;     # 0: no maximum
 }
-struct RegisterImport { sizeBytes @0 :UInt64; }
+# Memory of the engine that its calls on request may name in tensors and tables. Kinds: "memfd" (a
+# sealed one, as fd), "vmm" (an exported CUDA allocation, as fd), "cuda_ipc" (a handle of 64 bytes,
+# of a session that the configuration trusts: its owner could free the memory under us). The part
+# that may be named begins at offsetBytes of the memory or of the handle's allocation.
+struct RegisterImport {
+  sizeBytes @0 :UInt64;
+  kind @1 :Text;
+  handle @2 :Data;
+  offsetBytes @3 :UInt64;
+}
 
 # ----------------------------------------------------------------------------------- replies
 
@@ -201,6 +211,7 @@ struct Reply {
     capabilities @13 :List(Capability);
     resized @14 :Resized;         # to resizePool and evict
     tenants @15 :List(TenantInfo);
+    imported @16 :UInt64;         # names the import in records
   }
 }
 
@@ -216,6 +227,8 @@ struct PoolOpened {
   pool @0 :UInt64;
   created @1 :Bool;
   groups @2 :List(GroupLayout);
+  device @3 :Text;            # "host", or the GPU's UUID
+  onRequest @4 :Bool;         # the session's ring is served where the pool is
 }
 struct Published { keys @0 :Data; blocks @1 :List(Block); }   # 32 bytes of key per block
 struct Pools { pools @0 :List(PoolInfo); more @1 :Bool; }
@@ -272,6 +285,7 @@ struct PoolInfo {
   lookupHitTokensTotal @11 :UInt64;
   appendedTokensTotal @12 :UInt64;   # on request, summed over layers
   attendedRowsTotal @13 :UInt64;     # on request, summed over layers
+  device @14 :Text;
 }
 struct SessionInfo {
   session @0 :UInt64;
@@ -298,11 +312,11 @@ struct DaemonStatus {
   physicalBytes @4 :Int64;
   numPools @5 :Int64;
   numSessions @6 :Int64;
-  executorPid @7 :Int64;      # 0 while none runs
+  executorPid @7 :Int64;      # of a GPU in use, else of host memory; 0 while none runs
   executorRestarts @8 :UInt64;
   keeperPid @9 :Int64;
   keeperSegments @10 :Int64;
-  backend @11 :Text;          # "host"
+  backend @11 :Text;          # the device of pools that name none
   ready @12 :Bool;
   bootId @13 :UInt64;
   cacheId @14 :UInt64;
@@ -312,6 +326,13 @@ struct DaemonStatus {
   recoveredSessions @18 :Int64;  # at this start
   recoveredPools @19 :Int64;
   notReady @20 :Text;         # why; empty when ready
+  executors @21 :List(ExecutorInfo);
+}
+struct ExecutorInfo {
+  device @0 :Text;            # "host", or a GPU's UUID
+  pid @1 :Int64;              # 0 while none runs
+  restarts @2 :UInt64;
+  ready @3 :Bool;
 }
 struct Capability {
   op @0 :Text;
@@ -334,58 +355,3 @@ struct Notice {
 }
 struct Unmap { pool @0 :UInt64; group @1 :UInt32; index @2 :UInt32; }
 struct NoticeAck { pool @0 :UInt64; group @1 :UInt32; index @2 :UInt32; }
-
-# ---------------------------------------------------------------------- larderd and executor
-
-struct ExecutorCommand {
-  union {
-    addGroup @0 :AddGroup;          # fds: see executor_messages.h
-    addSegments @1 :AddSegments;    # fds: one per size
-    dropPool @2 :UInt64;
-    addSession @3 :AddSession;      # fds: arena memfd, eventfd
-    attachPool @4 :SessionPool;
-    detachPool @5 :SessionPool;
-    dropSession @6 :UInt64;
-    drain @7 :Drain;
-    copy @8 :CopyBlocks;
-    dropExtent @9 :DropExtent;
-  }
-}
-struct AddGroup {
-  pool @0 :UInt64;
-  group @1 :UInt32;
-  spec @2 :GroupSpec;
-  layout @3 :GroupLayout;
-}
-struct AddSegments {
-  pool @0 :UInt64;
-  group @1 :UInt32;
-  sizeBytes @2 :List(Int64);
-  firstIndex @3 :UInt32;            # position of the first one in the group's address range
-}
-struct DropExtent { pool @0 :UInt64; group @1 :UInt32; index @2 :UInt32; }
-struct AddSession {
-  session @0 :UInt64;
-  arenaBytes @1 :UInt64;
-  pools @2 :List(UInt64);           # open in it already: its ring is served from now on
-}
-struct SessionPool { session @0 :UInt64; pool @1 :UInt64; }
-struct Drain { session @0 :UInt64; ticket @1 :UInt64; }
-struct CopyBlocks {
-  copy @0 :UInt64;
-  pool @1 :UInt64;
-  group @2 :UInt32;
-  from @3 :List(Int32);
-  to @4 :List(Int32);
-}
-
-struct ExecutorReport {
-  union {
-    ready @0 :Void;
-    drained @1 :UInt64;             # ticket
-    copied @2 :Copied;
-    brokenRing @3 :BrokenRing;      # the session's ring indices make no sense
-  }
-}
-struct Copied { copy @0 :UInt64; error @1 :Error; }
-struct BrokenRing { session @0 :UInt64; message @1 :Text; }

@@ -39,6 +39,10 @@ inline constexpr size_t kMaxSessionsPerPage = 192;
 inline constexpr size_t kMaxFenceBytes = 32;
 inline constexpr size_t kMaxTenants = 512;  // one reply names them all
 inline constexpr size_t kMaxPools = 1024;
+inline constexpr size_t kMaxDevices = 65;  // host memory and 64 GPUs
+inline constexpr size_t kMaxImportsPerSession = 64;
+inline constexpr uint64_t kMaxImportBytes = uint64_t{1} << 42;
+inline constexpr size_t kIpcHandleBytes = 64;
 // Pools differ in size: a page takes pools while the sum of their page_bytes() stays within this.
 inline constexpr size_t kMaxPoolPageBytes = kMaxMessageBytes - 1024;
 inline constexpr size_t kMaxPendingRequestsPerSession = 64;

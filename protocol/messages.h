@@ -72,6 +72,7 @@ struct PoolSpec {
   std::string name;
   std::string model;
   std::vector<GroupSpec> groups;
+  std::string device = {};
 };
 struct GroupLayout {
   int64_t block_bytes = 0;
@@ -181,15 +182,20 @@ struct SetQuota {
   int64_t maximum_bytes = 0;  // 0: no maximum
 };
 struct ListTenants {};
-// A request that the schema has and no build serves yet.
-struct Unserved {
-  std::string what;  // "registerImport"
+struct RegisterImport {
+  uint64_t size_bytes = 0;
+  std::string kind;    // "memfd", "vmm", "cuda_ipc"
+  std::string handle;  // cuda_ipc: 64 bytes
+  uint64_t offset_bytes = 0;
+};
+struct DropImport {
+  uint64_t import_id = 0;
 };
 
-using RequestBody =
-    std::variant<Connect, Goodbye, OpenPool, ClosePool, DestroyPool, OpenSegments, Allocate,
-                 Release, Publish, Lookup, Copy, ListPools, ListSessions, GetStatus,
-                 GetCapabilities, Resume, ResizePool, Evict, SetQuota, ListTenants, Unserved>;
+using RequestBody = std::variant<Connect, Goodbye, OpenPool, ClosePool, DestroyPool, OpenSegments,
+                                 Allocate, Release, Publish, Lookup, Copy, ListPools, ListSessions,
+                                 GetStatus, GetCapabilities, Resume, ResizePool, Evict, SetQuota,
+                                 ListTenants, RegisterImport, DropImport>;
 struct Request {
   uint64_t id = 0;
   uint64_t deadline_us = 0;
@@ -211,6 +217,11 @@ struct PoolOpened {
   uint64_t pool = 0;
   bool created = false;
   std::vector<GroupLayout> groups;
+  std::string device = {};
+  bool on_request = false;
+};
+struct Imported {
+  uint64_t import_id = 0;
 };
 struct Segments {
   std::vector<int64_t> size_bytes;  // one fd for each that is not 0
@@ -263,6 +274,7 @@ struct PoolInfo {
   uint64_t lookup_hit_tokens_total = 0;
   uint64_t appended_tokens_total = 0;
   uint64_t attended_rows_total = 0;
+  std::string device = {};
 };
 struct Pools {
   std::vector<PoolInfo> pools;
@@ -289,6 +301,12 @@ struct Sessions {
   std::vector<SessionInfo> sessions;
   bool more = false;
 };
+struct ExecutorInfo {
+  std::string device;
+  int64_t pid = 0;
+  uint64_t restarts = 0;
+  bool ready = false;
+};
 struct DaemonStatus {
   std::string version;
   int64_t pid = 0;
@@ -311,6 +329,7 @@ struct DaemonStatus {
   int64_t recovered_sessions = 0;
   int64_t recovered_pools = 0;
   std::string not_ready = {};
+  std::vector<ExecutorInfo> executors = {};
 };
 struct Capability {
   std::string op;
@@ -344,7 +363,7 @@ struct Tenants {
 // A Status in a Reply is a refusal.
 using ReplyBody =
     std::variant<Status, Done, Connected, PoolOpened, Segments, Blocks, Published, Prefix, Pools,
-                 Sessions, DaemonStatus, Capabilities, Resized, Tenants>;
+                 Sessions, DaemonStatus, Capabilities, Resized, Tenants, Imported>;
 struct Reply {
   uint64_t id = 0;
   uint64_t boot_id = 0;

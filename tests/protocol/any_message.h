@@ -136,7 +136,12 @@ class Filler {
   }
   void fill(protocol::Unmap& value) { fill_segment(value); }
   void fill(protocol::NoticeAck& value) { fill_segment(value); }
-  void fill(protocol::Unserved& value) { value.what = "registerImport"; }
+  void fill(protocol::RegisterImport& value) {
+    fill_fields(value);
+    value.size_bytes = 1 + value.size_bytes % protocol::kMaxImportBytes;
+    value.offset_bytes %= protocol::kMaxImportBytes;
+    value.handle = std::string(value.handle.size() % 2 * protocol::kIpcHandleBytes, 'h');
+  }
   void fill(protocol::Request& value) {
     fill_fields(value);
     value.deadline_us = below(protocol::kMaxDeadlineUs + 1);

@@ -140,8 +140,6 @@ void check_every_struct(uint64_t num_kinds, uint64_t stream, const Decode& decod
     CAPTURE(test::seed());
     for (int round = 0; round < 10; ++round) {
       const Message message = filler.message<Message>(kind);
-      if constexpr (std::is_same_v<Message, Request>)
-        if (std::holds_alternative<Unserved>(message.body)) continue;
       num_structs += check_growth(encode(message), decode);
     }
   }
@@ -198,12 +196,6 @@ TEST_CASE("a kind of a later version is refused with its number") {
         "report kind 999 is unknown");
   CHECK(notice_status(patched(encode(Notice{ShuttingDown{}}), 0)).message() ==
         "notice kind 999 is unknown");
-}
-
-TEST_CASE("the request of the schema that nobody serves is known by name") {
-  const auto decoded = decode_request(encode(Request{1, 0, Unserved{"registerImport"}}));
-  REQUIRE(decoded.request.ok());
-  CHECK(std::get<Unserved>(decoded.request->body).what == "registerImport");
 }
 
 }  // namespace
