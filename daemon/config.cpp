@@ -30,6 +30,13 @@ Status read_text(const toml::node& node, const std::string& key, std::string& to
   return {};
 }
 
+Status read_flag(const toml::node& node, const std::string& key, bool& to) {
+  const auto value = node.value_exact<bool>();
+  if (!value) return bad(key, "is " + shown(node) + ", not true or false");
+  to = *value;
+  return {};
+}
+
 template <typename Integer>
 Status read_integer(const toml::node& node, const std::string& key, Integer& to) {
   const auto value = node.value_exact<int64_t>();
@@ -78,6 +85,8 @@ Status read_key(const std::string& key, const toml::node& value, Config& config)
   if (key == "executor_path") return read_text(value, key, config.executor_path);
   if (key == "http_address") return read_text(value, key, config.http_address);
   if (key == "http_port") return read_integer(value, key, config.http_port);
+  if (key == "device") return read_text(value, key, config.device);
+  if (key == "trust_ipc_handles") return read_flag(value, key, config.trust_ipc_handles);
   if (key == "memory_bytes") return read_integer(value, key, config.memory_bytes);
   if (key == "arena_memory_bytes") return read_integer(value, key, config.arena_memory_bytes);
   if (key == "shutdown_grace_ms") return read_integer(value, key, config.shutdown_grace_ms);
@@ -152,6 +161,8 @@ Result<Config> read_config(const std::string& path) {
 
 Status check_config(const Config& config) {
   if (config.socket_path.empty()) return bad("socket_path", "is empty");
+  if (config.device.empty())
+    return bad("device", "is empty; known are auto, host, and the UUIDs of GPUs");
   if (config.keeper_socket_path.empty()) return bad("keeper_socket_path", "is empty");
   if (config.http_port < -1 || config.http_port > 65535)
     return bad("http_port", "is " + std::to_string(config.http_port) + ", not in -1 .. 65535");

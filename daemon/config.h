@@ -21,6 +21,11 @@ struct Config {
   std::string socket_group;  // empty: the process's own
   std::string keeper_socket_path = "/run/larder/keeper.sock";
   std::string executor_path;  // empty: larder-executor beside larderd
+  // Of pools that name no device: "auto" (the first GPU that can be used, else the host), "host",
+  // or a GPU's UUID.
+  std::string device = "auto";
+  // Accept CUDA IPC handles of engines, whose owners could free the memory under the executor.
+  bool trust_ipc_handles = false;
   std::string http_address = "127.0.0.1";
   int http_port = 9464;                     // 0: any free port, which the log names; -1: no HTTP
   int64_t memory_bytes = int64_t{1} << 30;  // for all pools

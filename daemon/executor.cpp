@@ -11,7 +11,9 @@
 #include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
 
+#include "daemon/pool_store.h"
 #include "kernels/kernel_table.h"
+#include "kernels/run_on.h"
 #include "larder/check.h"
 #include "larder/system_error.h"
 #include "protocol/limits.h"
@@ -27,7 +29,7 @@ constexpr auto kWordPoll = std::chrono::microseconds(100);
 template <typename Command>
 constexpr bool kCarriesFds =
     std::is_same_v<Command, protocol::AddGroup> || std::is_same_v<Command, protocol::AddSegments> ||
-    std::is_same_v<Command, protocol::AddSession>;
+    std::is_same_v<Command, protocol::AddSession> || std::is_same_v<Command, protocol::AddImport>;
 
 // Never blocks: the client holds the same open file and could make it a blocking one at any time.
 void clear_eventfd(int fd) {
@@ -54,6 +56,11 @@ std::vector<float> read_key_offsets(const protocol::AttentionGroup& group, int f
   return offsets;
 }
 
+// Until what a call has enqueued is done.
+Status finish(kernels::DeviceCalls* device) {
+  return device == nullptr ? Status() : device->wait();
+}
+
 }  // namespace
 
 Executor::Ring::Ring(boost::asio::io_context& loop, SharedMapping arena_mapping, OwnFd wake_fd)
@@ -63,9 +70,10 @@ Executor::Ring::Ring(boost::asio::io_context& loop, SharedMapping arena_mapping,
       wake(loop, wake_fd.release()),
       retry(loop) {}
 
-Executor::Executor(boost::asio::io_context& loop, OwnFd larderd_socket)
+Executor::Executor(boost::asio::io_context& loop, OwnFd larderd_socket, const std::string& device)
     : loop_(loop),
       larderd_(std::make_shared<Connection>(loop, std::move(larderd_socket), kMaxQueuedReports)) {
+  use_device(device);
   larderd_->start({[this](protocol::Received received) { handle(std::move(received)); },
                    [this] { loop_.stop(); }});
   report(protocol::Ready{});
@@ -106,29 +114,35 @@ void Executor::handle(const protocol::AddGroup& command, std::vector<OwnFd> fds)
   LARDER_CHECK(command.group == groups.size(), command.group);
   int64_t total_bytes = 0;
   for (const int64_t bytes : command.layout.segment_bytes) total_bytes += bytes;
-  const int64_t owner_bytes = command.layout.num_ids() * static_cast<int64_t>(sizeof(uint64_t));
-  groups.push_back({view_group(spec).value(), command.layout, MappedRange::reserve(total_bytes),
-                    SharedMapping::map(fds[0].get(), owner_bytes, false)});
+  // Registered memory must be writable, though nobody here writes it.
+  groups.push_back(
+      {view_group(spec).value(), command.layout, memory().reserve(total_bytes),
+       SharedMapping::map(fds[0].get(), OwnerTable::size_bytes(command.layout.num_ids()),
+                          device_ != nullptr),
+       device_.get()});
+  if (device_ != nullptr) prepare_for_device(groups.back());
 }
 
 void Executor::handle(const protocol::AddSegments& command, std::vector<OwnFd> fds) {
   LARDER_CHECK(fds.size() == command.size_bytes.size(), fds.size());
   MappedGroup& group = pools_.at(command.pool).groups.at(command.group);
   for (size_t i = 0; i < fds.size(); ++i)
-    group.memory.map_at((command.first_index + static_cast<int64_t>(i)) * group.layout.extent_bytes,
-                        fds[i].get(), command.size_bytes[i], true);
+    group.memory->map_at(
+        (command.first_index + static_cast<int64_t>(i)) * group.layout.extent_bytes, fds[i].get(),
+        command.size_bytes[i]);
 }
 
 void Executor::handle(const protocol::DropExtent& command) {
   MappedGroup& group = pools_.at(command.pool).groups.at(command.group);
-  group.memory.unmap_at(command.index * group.layout.extent_bytes,
-                        group.layout.segment_bytes.at(command.index));
+  group.memory->unmap_at(command.index * group.layout.extent_bytes,
+                         group.layout.segment_bytes.at(command.index));
 }
 
 void Executor::handle(const protocol::AddSession& command, std::vector<OwnFd> fds) {
   LARDER_CHECK(fds.size() == 2, fds.size());
   auto ring = std::make_unique<Ring>(loop_, map_arena(fds[0].get(), command.arena_bytes),
                                      std::move(fds[1]));
+  if (device_ != nullptr) prepare_for_device(*ring);
   ring->pools.insert(command.pools.begin(), command.pools.end());
   rings_.insert_or_assign(command.session, std::move(ring));
   run_ring(command.session);
@@ -173,11 +187,12 @@ Status Executor::copy_blocks(const protocol::CopyBlocks& command) {
   if (pool == pools_.end()) return {ErrorCode::kNotFound, "the pool is gone"};
   const MappedGroup& group = pool->second.groups.at(command.group);
   kernels::CopyParams params;
-  params.view = view_blocks(group.view, group.layout, group.memory.base());
+  params.view = view_blocks(group.view, group.layout, group.memory->base());
   params.from = command.from.data();
   params.to = command.to.data();
   params.count = static_cast<int64_t>(command.from.size());
-  return kernels::run_copy(params);
+  if (Status status = kernels::run_on(group.device, params); !status.ok()) return status;
+  return finish(group.device);
 }
 
 Executor::Turn Executor::serve_ring(uint64_t session, Ring& ring, int max_records) {
@@ -221,8 +236,12 @@ Status Executor::run_record(uint64_t session, Ring& ring, const protocol::Submis
   if (record.group >= pool->second.groups.size())
     return {ErrorCode::kNotFound, "group is " + std::to_string(record.group) + ", the pool has " +
                                       std::to_string(pool->second.groups.size())};
-  const Result<SubmissionWork> work =
-      run_submission(record, ring.arena, pool->second.groups[record.group], SessionId{session});
+  const MappedGroup& group = pool->second.groups[record.group];
+  Result<SubmissionWork> work =
+      run_submission(record, ring.arena, group, SessionId{session}, ring.imports);
+  if (work)
+    if (Status status = finish(group.device); !status.ok()) work = status;
+  check_device();
   PoolCounters& counters = *pool->second.counters;
   if (!work) {
     counters.refusals.fetch_add(1, std::memory_order_relaxed);

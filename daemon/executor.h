@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "allocator/memory_devices.h"
 #include "daemon/connection.h"
 #include "daemon/pool_counters.h"
 #include "daemon/submission.h"
@@ -26,7 +28,10 @@ namespace larder::daemon {
 class Executor {
  public:
   // Serves until the socket to larderd closes, which stops the loop.
-  Executor(boost::asio::io_context& loop, OwnFd larderd_socket);
+  // `device`: the GPU's UUID; empty: host memory alone. Throws std::runtime_error with the reason
+  // when the GPU cannot be used, and from the loop when its context is lost: nothing of it can be
+  // mended in this process, and larderd starts another.
+  Executor(boost::asio::io_context& loop, OwnFd larderd_socket, const std::string& device);
   ~Executor();
 
  private:
@@ -38,6 +43,8 @@ class Executor {
   struct Ring {
     Ring(boost::asio::io_context& loop, SharedMapping arena_mapping, OwnFd wake);
     SharedMapping mapping;
+    kernels::RegisteredMemory registered;  // the arena, for a GPU
+    Imports imports;
     protocol::Arena arena;
     protocol::ArenaServer server;
     boost::asio::posix::stream_descriptor wake;  // eventfd
@@ -58,7 +65,14 @@ class Executor {
   void handle(const protocol::DropSession& command);
   void handle(const protocol::Drain& command);
   void handle(const protocol::CopyBlocks& command);
+  void handle(const protocol::AddImport& command, const std::vector<OwnFd>& fds);
+  void handle(const protocol::RemoveImport& command);
 
+  void use_device(const std::string& device);
+  void prepare_for_device(MappedGroup& group);
+  void prepare_for_device(Ring& ring);
+  void check_device() const;
+  const MemoryProvider& memory() const { return *memory_; }
   enum class Turn { kEmpty, kMore, kWaiting, kBroken };
   Turn serve_ring(uint64_t session, Ring& ring, int max_records);
   void run_ring(uint64_t session);
@@ -71,6 +85,11 @@ class Executor {
 
   boost::asio::io_context& loop_;
   std::shared_ptr<Connection> larderd_;
+  MemoryDevices devices_;
+  const MemoryProvider* memory_ = nullptr;
+  std::unique_ptr<kernels::DeviceCalls> device_;  // outlives pools and rings
+  SharedMapping faults_;                          // one kernels::CallFaults
+  kernels::RegisteredMemory device_faults_;
   std::map<uint64_t, Pool> pools_;
   std::map<uint64_t, std::unique_ptr<Ring>> rings_;
 };

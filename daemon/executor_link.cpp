@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 
 #include <boost/asio/post.hpp>
 #include <spdlog/spdlog.h>
@@ -32,7 +33,8 @@ constexpr auto kFirstRestartDelay = std::chrono::milliseconds(10);
 constexpr auto kLongestRestartDelay = std::chrono::milliseconds(1000);
 
 // Signals and the socket at fd 3; everything else of ours is close-on-exec.
-pid_t spawn_process(const std::string& executable, const std::string& log_level, int socket) {
+pid_t spawn_process(const std::string& executable, const std::string& log_level,
+                    const std::string& device, int socket) {
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, socket, kExecutorSocketFd);
@@ -45,7 +47,10 @@ pid_t spawn_process(const std::string& executable, const std::string& log_level,
   std::string name = "larder-executor";
   std::string fd_option = "--socket-fd=" + std::to_string(kExecutorSocketFd);
   std::string log_option = "--log-level=" + log_level;
-  char* arguments[] = {name.data(), fd_option.data(), log_option.data(), nullptr};
+  std::string device_option = "--device=" + device;
+  // On the host the option is left out: an empty value is refused.
+  char* arguments[] = {name.data(), fd_option.data(), log_option.data(),
+                       device.empty() ? nullptr : device_option.data(), nullptr};
   pid_t pid = 0;
   const int error =
       ::posix_spawn(&pid, executable.c_str(), &actions, &attributes, arguments, environ);
@@ -58,13 +63,17 @@ pid_t spawn_process(const std::string& executable, const std::string& log_level,
 }  // namespace
 
 ExecutorLink::ExecutorLink(boost::asio::io_context& loop, std::string executable,
-                           std::string log_level)
+                           std::string log_level, std::string device)
     : loop_(loop),
       executable_(std::move(executable)),
       log_level_(std::move(log_level)),
+      device_(std::move(device)),
       restart_timer_(loop) {}
 
-ExecutorLink::~ExecutorLink() { stop(); }
+ExecutorLink::~ExecutorLink() {
+  stop();
+  if (leaving_pid_ != 0) ::waitpid(static_cast<pid_t>(leaving_pid_), nullptr, WNOHANG);
+}
 
 void ExecutorLink::set_predecessor(OwnFd pidfd) {
   pollfd entry{pidfd.get(), POLLIN, 0};
@@ -106,6 +115,29 @@ void ExecutorLink::stop() {
   ::waitpid(static_cast<pid_t>(pid_), nullptr, 0);
 }
 
+void ExecutorLink::abandon() {
+  stopping_ = true;
+  restart_timer_.cancel();
+  predecessor_watch_.reset();
+  if (running()) {
+    connection_->close();
+    connection_.reset();
+    leaving_pid_ = std::exchange(pid_, 0);
+    left_at_ = std::chrono::steady_clock::now();
+  }
+  for (auto& [ticket, waiting] : std::exchange(drains_, {})) waiting.then();
+}
+
+bool ExecutorLink::has_left() {
+  if (leaving_pid_ == 0) return true;
+  const auto pid = static_cast<pid_t>(leaving_pid_);
+  if (std::chrono::steady_clock::now() - left_at_ > std::chrono::milliseconds(kExitMs))
+    ::kill(pid, SIGKILL);
+  if (::waitpid(pid, nullptr, WNOHANG) == 0) return false;
+  leaving_pid_ = 0;
+  return true;
+}
+
 void ExecutorLink::restart() {
   if (!running()) return;
   connection_->close();
@@ -125,11 +157,11 @@ void ExecutorLink::spawn() {
   if (theirs.get() == kExecutorSocketFd) theirs = duplicate(theirs.get());
   protocol::prepare_socket(ours.get());
   protocol::prepare_socket(theirs.get());
-  pid_ = spawn_process(executable_, log_level_, theirs.get());
+  pid_ = spawn_process(executable_, log_level_, device_, theirs.get());
   connection_ = std::make_shared<Connection>(loop_, std::move(ours), kMaxQueuedCommands);
   connection_->start(
       {[this](protocol::Received received) { handle(std::move(received)); }, [this] { died(); }});
-  spdlog::info("event=executor_started pid={}", pid_);
+  spdlog::info("event=executor_started pid={} device={}", pid_, device_.empty() ? "host" : device_);
   started_at_ = std::chrono::steady_clock::now();
   try {
     handlers_.on_started();
@@ -145,6 +177,7 @@ void ExecutorLink::send(const protocol::ExecutorCommand& command, std::vector<Ow
 }
 
 void ExecutorLink::when_idle(uint64_t session, std::function<void()> then) {
+  if (cannot_start()) return then();
   const uint64_t ticket = next_ticket_++;
   drains_.emplace(ticket, Waiting{session, std::move(then), std::chrono::steady_clock::now()});
   send(protocol::Drain{session, ticket});  // spawn() repeats it for an executor that comes later
@@ -160,6 +193,7 @@ void ExecutorLink::handle(protocol::Received received) {
   }
   if (std::holds_alternative<protocol::Ready>(*report)) {
     ready_ = true;
+    failed_starts_ = 0;
     handlers_.on_ready();
   } else if (const auto* drained = std::get_if<protocol::Drained>(&*report)) {
     auto node = drains_.extract(drained->ticket);
@@ -168,6 +202,8 @@ void ExecutorLink::handle(protocol::Received received) {
     handlers_.on_copied(*copied);
   } else if (const auto* broken = std::get_if<protocol::BrokenRing>(&*report)) {
     handlers_.on_broken_ring(*broken);
+  } else if (const auto* imported = std::get_if<protocol::ImportDone>(&*report)) {
+    handlers_.on_imported(*imported);
   }
 }
 
@@ -180,11 +216,14 @@ void ExecutorLink::died() {
                WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0,
                WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 0);
   connection_.reset();
-  ready_ = false;
+  if (!std::exchange(ready_, false)) ++failed_starts_;
   ++restarts_;
   const bool lived_shortly = std::chrono::steady_clock::now() - started_at_ < kShortLife;
   deaths_in_a_row_ = lived_shortly ? deaths_in_a_row_ + 1 : 1;
   handlers_.on_died();
+  // Nothing runs, and nobody can say when something will: what waits for that must not wait.
+  if (cannot_start())
+    for (auto& [ticket, waiting] : std::exchange(drains_, {})) waiting.then();
   if (!stopping_) start_later();
 }
 

@@ -31,15 +31,22 @@ class ExecutorLink {
     std::function<void()> on_died;
     std::function<void(const protocol::Copied&)> on_copied;
     std::function<void(const protocol::BrokenRing&)> on_broken_ring;
+    std::function<void(const protocol::ImportDone&)> on_imported;
   };
 
-  ExecutorLink(boost::asio::io_context& loop, std::string executable, std::string log_level);
+  // `device`: the GPU's UUID, empty for host memory.
+  ExecutorLink(boost::asio::io_context& loop, std::string executable, std::string log_level,
+               std::string device);
   ~ExecutorLink();  // closes the socket: the executor finishes its operation and exits
 
   // The executor of an earlier larderd, by its pidfd: none is started while it lives.
   void set_predecessor(OwnFd pidfd);
   void start(Handlers handlers);
   void stop();
+  // Lets the executor exit by itself: nobody has work for it. What waits for its word is told that
+  // nothing runs. The link is of no use any more, but must stay until has_left().
+  void abandon();
+  bool has_left();
   // Ends the executor, if one runs, and starts another.
   void restart();
   // Dropped while no executor runs; on_started sends what matters.
@@ -54,8 +61,14 @@ class ExecutorLink {
   bool may_run() const { return running() || predecessor_lives_; }
   int64_t pid() const { return running() ? pid_ : 0; }
   uint64_t restarts() const { return restarts_; }
+  // Executors in a row that have died before they were ready.
+  int failed_starts() const { return failed_starts_; }
+  // So many that something is wrong which they cannot mend. What is asked of them is then refused
+  // or skipped instead of waited for.
+  bool cannot_start() const { return failed_starts_ >= kFailedStarts; }
 
  private:
+  static constexpr int kFailedStarts = 3;
   bool running() const { return connection_ != nullptr; }
   void spawn();
   void handle(protocol::Received received);
@@ -66,6 +79,7 @@ class ExecutorLink {
   boost::asio::io_context& loop_;
   std::string executable_;
   std::string log_level_;
+  std::string device_;
   Handlers handlers_;
   std::shared_ptr<Connection> connection_;
   boost::asio::steady_timer restart_timer_;
@@ -77,8 +91,11 @@ class ExecutorLink {
   std::map<uint64_t, Waiting> drains_;  // by ticket
   uint64_t next_ticket_ = 1;
   int64_t pid_ = 0;
+  int64_t leaving_pid_ = 0;  // after abandon()
+  std::chrono::steady_clock::time_point left_at_;
   uint64_t restarts_ = 0;
   int deaths_in_a_row_ = 0;  // of executors that lived shortly
+  int failed_starts_ = 0;
   std::chrono::steady_clock::time_point started_at_;
   OwnFd predecessor_;
   std::optional<FdWatch> predecessor_watch_;

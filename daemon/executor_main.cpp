@@ -12,13 +12,16 @@
 #include <spdlog/spdlog.h>
 
 #include "daemon/executor.h"
+#include "daemon/mps.h"
 
 int main(int argc, char** argv) {
   CLI::App app("Runs kernels for larderd, which starts it.", "larder-executor");
   int socket_fd = -1;
   std::string log_level = "info";
+  std::string device;
   app.add_option("--socket-fd", socket_fd, "Inherited socket to larderd")->required();
   app.add_option("--log-level", log_level, "trace ... error, off");
+  app.add_option("--device", device, "UUID of the GPU whose memory it runs on; empty: the host");
   CLI11_PARSE(app, argc, argv);
   try {
     spdlog::set_default_logger(std::make_shared<spdlog::logger>(
@@ -31,8 +34,9 @@ int main(int argc, char** argv) {
     // A Ctrl-C in larderd's terminal reaches its children too; larderd decides when we end.
     ::signal(SIGINT, SIG_IGN);
     ::signal(SIGHUP, SIG_IGN);
+    larder::daemon::join_mps_again();
     boost::asio::io_context loop(1);
-    larder::daemon::Executor executor(loop, larder::OwnFd(socket_fd));
+    larder::daemon::Executor executor(loop, larder::OwnFd(socket_fd), device);
     loop.run();
     return 0;
   } catch (const std::exception& error) {

@@ -21,6 +21,11 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 using Response = http::response<http::string_body>;
 
+void judge(const std::optional<std::string>& reason, Response& response) {
+  if (reason) response.result(http::status::service_unavailable);
+  response.body() = reason ? *reason + "\n" : "ok\n";
+}
+
 Response respond(const HttpServer::Pages& pages, const http::request<http::empty_body>& request) {
   Response response;
   response.version(request.version());
@@ -33,11 +38,9 @@ Response respond(const HttpServer::Pages& pages, const http::request<http::empty
     response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
     response.body() = pages.metrics();
   } else if (request.target() == "/livez") {
-    response.body() = "ok\n";
+    judge(pages.not_live(), response);
   } else if (request.target() == "/readyz") {
-    const auto reason = pages.not_ready();
-    if (reason) response.result(http::status::service_unavailable);
-    response.body() = reason ? *reason + "\n" : "ok\n";
+    judge(pages.not_ready(), response);
   } else {
     response.result(http::status::not_found);
     response.body() = "known are /metrics, /livez and /readyz\n";

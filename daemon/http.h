@@ -1,8 +1,8 @@
 // HttpServer: /metrics, /livez and /readyz on localhost, on the daemon's own loop.
 //
-// /livez answers 200 while the loop turns; /readyz 503 with the reason while not everything can be
-// served. One request per connection, with a limit on its size and time. Thread rule: the loop's
-// thread only.
+// /livez answers 200 while the loop turns and its executors come up; /readyz 503 with the reason
+// while not everything can be served. One request per connection, with a limit on its size and
+// time. Thread rule: the loop's thread only.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ class HttpServer {
   struct Pages {
     std::function<std::string()> metrics;
     std::function<std::optional<std::string>()> not_ready;
+    std::function<std::optional<std::string>()> not_live;
   };
 
   // Binds; port 0 takes a free one. Throws boost::system::system_error naming address and port.

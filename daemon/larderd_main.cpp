@@ -20,6 +20,7 @@
 #include "daemon/config.h"
 #include "daemon/http.h"
 #include "daemon/keeper_client.h"
+#include "daemon/mps.h"
 #include "daemon/recovery.h"
 #include "daemon/service.h"
 #include "daemon/socket_file.h"
@@ -160,10 +161,10 @@ int run(const Config& config) {
   if (Status status = service.recover(std::move(*recovery)); !status.ok()) return refuse(status);
   std::unique_ptr<HttpServer> http;
   if (config.http_port >= 0) {
-    http = std::make_unique<HttpServer>(loop, config.http_address,
-                                        static_cast<uint16_t>(config.http_port),
-                                        HttpServer::Pages{[&] { return service.metrics_text(); },
-                                                          [&] { return service.not_ready(); }});
+    http = std::make_unique<HttpServer>(
+        loop, config.http_address, static_cast<uint16_t>(config.http_port),
+        HttpServer::Pages{[&] { return service.metrics_text(); },
+                          [&] { return service.not_ready(); }, [&] { return service.not_live(); }});
     spdlog::info("event=http_serving address={} port={}", config.http_address, http->port());
   }
   service.start();
@@ -182,6 +183,7 @@ void prepare_process(const Config& config) {
   spdlog::set_level(spdlog::level::from_str(config.log_level));
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGHUP, SIG_IGN);
+  stay_out_of_mps();
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     limit.rlim_cur = limit.rlim_max;
@@ -205,6 +207,8 @@ int main(int argc, char** argv) {
                               "Port on localhost; 0: any free one, -1: no HTTP");
   auto* memory = app.add_option("--memory-bytes", overrides.memory_bytes, "Memory for all pools")
                      ->transform(CLI::AsSizeValue(false));
+  auto* device = app.add_option("--device", overrides.device,
+                                "Of pools that name none: auto, host, or a GPU's UUID");
   auto* level = app.add_option("--log-level", overrides.log_level, "trace ... error, off");
   CLI11_PARSE(app, argc, argv);
   try {
@@ -218,6 +222,7 @@ int main(int argc, char** argv) {
     if (*keeper) config.keeper_socket_path = overrides.keeper_socket_path;
     if (*port) config.http_port = overrides.http_port;
     if (*memory) config.memory_bytes = overrides.memory_bytes;
+    if (*device) config.device = overrides.device;
     if (*level) config.log_level = overrides.log_level;
     if (larder::Status status = larder::daemon::check_config(config); !status.ok())
       return larder::daemon::fail(status);

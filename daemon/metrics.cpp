@@ -13,10 +13,12 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 constexpr std::array<std::string_view, std::variant_size_v<protocol::RequestBody>> kOps = {
-    "connect",       "goodbye",      "open_pool",    "close_pool", "destroy_pool", "open_segments",
-    "allocate",      "release",      "publish",      "lookup",     "copy",         "list_pools",
-    "list_sessions", "status",       "capabilities", "resume",     "resize_pool",  "evict",
-    "set_quota",     "list_tenants", "unserved"};
+    "connect",         "goodbye",       "open_pool",    "close_pool",
+    "destroy_pool",    "open_segments", "allocate",     "release",
+    "publish",         "lookup",        "copy",         "list_pools",
+    "list_sessions",   "status",        "capabilities", "resume",
+    "resize_pool",     "evict",         "set_quota",    "list_tenants",
+    "register_import", "drop_import"};
 
 // A family that is made anew at each scrape.
 class Family {

@@ -40,6 +40,18 @@ const StoredPool* PoolStore::find(PoolId pool) const {
   return found == pools_.end() ? nullptr : &found->second;
 }
 
+const StoredPool* PoolStore::find(const std::string& tenant, const std::string& name) const {
+  for (const auto& [id, pool] : pools_)
+    if (pool.name == name && pool.tenant == tenant) return &pool;
+  return nullptr;
+}
+
+bool PoolStore::uses(const std::string& device) const {
+  for (const auto& [id, pool] : pools_)
+    if (pool.device == device) return true;
+  return false;
+}
+
 const Segment* PoolStore::find_segment(SegmentId id) const {
   const auto found = segments_.find(id);
   return found == segments_.end() ? nullptr : &found->second;

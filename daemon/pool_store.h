@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "allocator/mapped_range.h"
@@ -42,7 +43,10 @@ struct StoredGroup {
 struct StoredPool {
   std::vector<StoredGroup> groups;
   SharedCounters counters;
-  bool created = false;  // all its first segments are there
+  std::string tenant = {};
+  std::string name = {};
+  std::string device = {};  // whose memory it is (allocator/memory_devices.h)
+  bool created = false;     // all its first segments are there
   int64_t unit_tokens = 1;
   std::vector<int32_t> blocks_per_unit = {};  // by group
 };
@@ -52,6 +56,8 @@ class PoolStore {
   void add_pool(PoolId id, StoredPool pool) { pools_.emplace(id, std::move(pool)); }
   StoredPool* find(PoolId pool);
   const StoredPool* find(PoolId pool) const;
+  const StoredPool* find(const std::string& tenant, const std::string& name) const;
+  bool uses(const std::string& device) const;  // whether any pool is its memory
   void remove_pool(PoolId pool) { pools_.erase(pool); }
   const std::map<PoolId, StoredPool>& pools() const { return pools_; }
 

@@ -1,8 +1,11 @@
 #include "daemon/recovery.h"
 
+#include <set>
 #include <string>
 
 #include "allocator/host_memory.h"
+#include "allocator/memory_devices.h"
+#include "daemon/attachment.h"
 
 namespace larder::daemon {
 
@@ -35,7 +38,7 @@ Result<Recovery> read_keeper(KeeperClient& keeper) {
         recovery.sessions[id].lifeline = std::move(entry.fd);
         continue;
       case KeeperKind::kExecutor:
-        recovery.executor = std::move(entry.fd);
+        recovery.executors[id] = std::move(entry.fd);
         continue;
       case KeeperKind::kCounters:
         recovery.counters[id] = std::move(entry.fd);
@@ -51,6 +54,11 @@ Result<Recovery> read_keeper(KeeperClient& keeper) {
 }
 
 Status check_segments(const StateMachine& machine, const Recovery& recovery) {
+  std::set<PoolId> on_host;
+  for (const PoolRecord& record : machine.pool_records()) {
+    const Result<protocol::PoolSpec> spec = pool_spec(record.attachment);
+    if (!spec || spec->device.empty() || spec->device == kHostDevice) on_host.insert(record.pool);
+  }
   for (const SegmentRecord& segment : machine.segments()) {
     const std::string name = "segment " + std::to_string(value(segment.segment)) + " (pool " +
                              std::to_string(value(segment.pool)) + ", group " +
@@ -61,6 +69,7 @@ Status check_segments(const StateMachine& machine, const Recovery& recovery) {
       return {ErrorCode::kInternal, "the journal names " + name + " of " +
                                         std::to_string(segment.size_bytes) +
                                         " bytes, which the keeper does not hold"};
+    if (!on_host.contains(segment.pool)) continue;
     if (Status status = check_host_segment(found->second.get(), segment.size_bytes); !status.ok())
       return {ErrorCode::kInternal, "the keeper's " + name + ": " + status.message()};
   }

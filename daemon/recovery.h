@@ -29,7 +29,7 @@ struct Recovery {
   std::map<uint64_t, OwnFd> segments;         // by SegmentId
   std::map<uint64_t, OwnFd> counters;         // by PoolId
   std::map<uint64_t, SessionFds> sessions;    // by SessionId
-  OwnFd executor;                             // pidfd of the last one
+  std::map<uint64_t, OwnFd> executors;        // pidfds, by Executors::id_of
   std::vector<uint64_t> unknown;              // keys of kinds that this build does not know
 };
 
@@ -37,7 +37,8 @@ struct Recovery {
 Result<Recovery> read_keeper(KeeperClient& keeper);
 
 // INTERNAL, naming it, when the machine counts on a segment that the keeper does not have, or has
-// in another size.
+// in another size. The size of a GPU's memory is the driver's to know, which a restart does
+// without.
 Status check_segments(const StateMachine& machine, const Recovery& recovery);
 
 }  // namespace larder::daemon

@@ -16,6 +16,9 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(50);
 constexpr int64_t kHandshakeUs = 10'000'000;
+// The driver takes back the memory of a process that was killed some time after its end. Nobody is
+// served meanwhile, so it is short.
+constexpr auto kReclaimWait = std::chrono::milliseconds(200);
 
 bool is_readable(int fd) {
   pollfd entry{fd, POLLIN, 0};
@@ -35,7 +38,8 @@ Service::Service(boost::asio::io_context& loop, const Config& config, KeeperClie
     : loop_(loop),
       config_(config),
       keeper_(std::move(keeper)),
-      executor_(loop, std::move(executor_path), config.log_level),
+      executors_(loop, std::move(executor_path), config.log_level),
+      devices_({kReclaimWait}),
       recorded_(*this),
       boot_id_(random_boot_id()),
       started_at_us_(now_us()),
@@ -50,15 +54,14 @@ Service::~Service() {
 }
 
 void Service::start() {
-  executor_.start({
-      [this] {
-        if (const Status status = deposit_executor(keeper_);
+  executors_.start({
+      [this](const std::string& device) {
+        if (const Status status = deposit_executor(keeper_, device);
             !status.ok() && status.code() != ErrorCode::kUnavailable)
           spdlog::error("event=executor_not_deposited error=\"{}\"", status.to_string());
-        tell_executor_all();
+        tell_executor_all(device);
       },
-      [] { spdlog::info("event=executor_ready"); },
-      [this] { on_executor_died(); },
+      [this](const std::string& device) { on_executor_died(device); },
       [this](const protocol::Copied& copied) {
         copies_.erase(copied.copy);
         apply(CopyDone{copied.copy, copied.status});
@@ -67,6 +70,7 @@ void Service::start() {
         spdlog::warn("event=ring_broken session={} error=\"{}\"", broken.session, broken.message);
         end_session(SessionId{broken.session}, End::kEnded);
       },
+      [this](const protocol::ImportDone& done) { on_imported(done); },
   });
   tick();
 }
@@ -95,7 +99,8 @@ void Service::tick() {
   forget_settled_sessions();
   reconnect_keeper();
   for (const auto& [id, closing] : closing_)
-    if (!closing.drained) executor_.end_if_stuck(value(id));
+    if (!closing.drained) executors_.end_if_stuck(value(id));
+  executors_.reap();
   tick_timer_.expires_after(kTick);
   tick_timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error) tick();
@@ -169,8 +174,9 @@ std::optional<std::string> Service::not_ready() const {
   if (draining_) return "shutting down";
   if (!keeper_.connected()) return "the keeper is gone: nothing new is safe until it is back";
   if (journal_lag_) return "the keeper does not have the journal: " + journal_lag_->to_string();
-  if (!executor_.ready()) return "the executor is not ready";
-  return std::nullopt;
+  return executors_.not_ready();
 }
+
+std::optional<std::string> Service::not_live() const { return executors_.not_live(); }
 
 }  // namespace larder::daemon

@@ -18,7 +18,7 @@
 
 #include "allocator/recorded_machine.h"
 #include "daemon/config.h"
-#include "daemon/executor_link.h"
+#include "daemon/executors.h"
 #include "daemon/journal_file.h"
 #include "daemon/keeper_client.h"
 #include "daemon/metrics.h"
@@ -46,6 +46,8 @@ class Service : private Outside {
 
   // Empty when requests of every kind can be served, else the reason.
   std::optional<std::string> not_ready() const;
+  // Empty while a restart of larderd would mend nothing, else the reason.
+  std::optional<std::string> not_live() const;
   std::string metrics_text();
   protocol::DaemonStatus status() const;
 
@@ -88,7 +90,7 @@ class Service : private Outside {
   Status deposit_everything(KeeperClient& keeper);
   Status deposit_session(KeeperClient& keeper, const Session& session);
   Status deposit_closing(KeeperClient& keeper, ClosingSession& closing);
-  Status deposit_executor(KeeperClient& keeper);
+  Status deposit_executor(KeeperClient& keeper, const std::string& device);
 
   // service_sessions.cpp: how sessions come, come back and go
   Session* find(SessionId id);
@@ -113,7 +115,7 @@ class Service : private Outside {
   void forget_deposits(SessionId id);
 
   // service_requests.cpp: what each request does
-  void handle(Session& session, protocol::Request request);
+  void handle(Session& session, protocol::Request request, std::vector<OwnFd> fds);
   void reply(Session& session, uint64_t id, protocol::ReplyBody body, std::vector<OwnFd> fds = {});
   // The pool's description with what came through the arena.
   Result<protocol::PoolSpec> with_key_offsets(const Session& session,
@@ -134,6 +136,18 @@ class Service : private Outside {
   Result<std::vector<int32_t>> tokens_of(const Session& session, uint64_t pool,
                                          const protocol::TokenList& list) const;
 
+  // service_imports.cpp: memory of engines, and where the rings of sessions are served
+  ExecutorLink& executor_of(const Session& session) { return executors_.of(session.ring_device); }
+  ExecutorLink& executor_of(PoolId pool) { return executors_.of(store_.find(pool)->device); }
+  void move_ring(Session& session, const std::string& device);
+  void retire_executor(const std::string& device);
+  void register_import(Session& session, uint64_t request, const protocol::RegisterImport& body,
+                       std::vector<OwnFd> fds);
+  void drop_import(Session& session, uint64_t request, uint64_t import_id);
+  void tell_executor_import(const Session& session, uint64_t import_id,
+                            const Session::Import& memory);
+  void on_imported(const protocol::ImportDone& done);
+
   // service_views.cpp: what larderd shows of itself
   protocol::Pools list_pools(const Session& session, uint64_t after) const;
   protocol::Sessions list_sessions(const Session& session, uint64_t after) const;
@@ -151,18 +165,19 @@ class Service : private Outside {
   void answer(Reply effect);
   Result<StoredPool> make_pool(const PoolRecord& record, std::optional<SharedCounters> counters);
   void forget_pool(PoolId pool);
-  void tell_executor_or_restart(const std::function<void()>& tell);
-  void tell_executor_all();
+  void tell_executor_or_restart(ExecutorLink& executor, const std::function<void()>& tell);
+  void tell_executor_all(const std::string& device);
   void tell_executor_pool(PoolId id, const StoredPool& pool);
   void tell_executor_segments(PoolId id, uint32_t index, const StoredGroup& group);
   void tell_executor_session(const Session& session);
-  void on_executor_died();
+  void on_executor_died(const std::string& device);
 
   boost::asio::io_context& loop_;
   const Config& config_;
   KeeperClient keeper_;
   std::optional<JournalFile> journal_;  // from recover() on
-  ExecutorLink executor_;
+  Executors executors_;
+  MemoryDevices devices_;
   RecordedMachine recorded_;
   PoolStore store_;
   Metrics metrics_;
@@ -179,6 +194,7 @@ class Service : private Outside {
   uint64_t boot_id_;
   int64_t started_at_us_;
   uint64_t next_connection_ = 1;
+  uint32_t next_import_ = 0;  // 0: none was made yet
   boost::asio::steady_timer tick_timer_;
   std::function<void()> drained_;
   bool draining_ = false;

@@ -26,7 +26,7 @@ const char* name(Service::End how) {
 }  // namespace
 
 FenceClass Service::fence_class(const Session& session, End how) const {
-  const bool may_be_queued = session.arena.has_value() && executor_.may_run();
+  const bool may_be_queued = session.arena.has_value() && executors_.may_run();
   if (session.goodbye || !session.mapped)
     return may_be_queued ? FenceClass::kExecutorOnly : FenceClass::kFenced;
   // Without a lifeline only the end of the socket, which the peer must have closed, tells that no
@@ -48,7 +48,7 @@ void Service::end_session(SessionId id, End how) {
   if (session.notices) session.notices->close();
   // The executor lets go of the session's ring: after that, nothing that the session has submitted
   // can run into a block that somebody else has got.
-  executor_.send(protocol::DropSession{value(id)});
+  executor_of(session).send(protocol::DropSession{value(id)});
   if (session.connection != nullptr) session.connection->close();
   connections_.erase(session.connection_number);
   if (fence == FenceClass::kFenced) {
@@ -86,12 +86,7 @@ void Service::watch_closing(ClosingSession& closing, OwnFd process, OwnFd lifeli
   }
   if (process.valid())
     closing.process.emplace(loop_, std::move(process), after(&ClosingSession::exited));
-  if (executor_.may_run()) {
-    executor_.when_idle(value(id), after(&ClosingSession::drained));
-  } else {
-    closing.drained = true;
-    settle(id);
-  }
+  executors_.when_idle_everywhere(value(id), after(&ClosingSession::drained));
 }
 
 // An open block that an engine itself could write is free again when its process is gone and nobody

@@ -43,13 +43,15 @@ struct ToWire {
   const PoolStore& store;
   std::vector<OwnFd>& fds;
   std::vector<int32_t> blocks_per_unit;  // of the pool that the request named
+  const std::string& ring_device;        // of the session
 
   protocol::ReplyBody operator()(Status body) const { return body; }
   protocol::ReplyBody operator()(Done) const { return protocol::Done{}; }
   protocol::ReplyBody operator()(const PoolOpened& body) const {
-    protocol::PoolOpened reply{value(body.pool), body.created, {}};
-    for (const StoredGroup& group : store.pools().at(body.pool).groups)
-      reply.groups.push_back(group.layout);
+    const StoredPool& pool = store.pools().at(body.pool);
+    protocol::PoolOpened reply{
+        value(body.pool), body.created, {}, pool.device, pool.device == ring_device};
+    for (const StoredGroup& group : pool.groups) reply.groups.push_back(group.layout);
     return reply;
   }
   protocol::ReplyBody operator()(const BlocksAllocated& body) const {
@@ -91,7 +93,7 @@ struct ToWire {
 void Service::carry_out(Effect effect) {
   try {
     carry_out_one(effect);
-  } catch (const SystemError& error) {
+  } catch (const std::runtime_error& error) {  // SystemError, CudaError
     spdlog::error("event=effect_failed error=\"{}\"", error.what());
   }
 }
@@ -103,29 +105,36 @@ void Service::carry_out_one(Effect& effect) {
     answer(std::move(*reply));
   } else if (const auto* created = std::get_if<PoolCreated>(&effect)) {
     StoredPool& pool = *store_.find(created->pool);
+    // The first pool of a GPU starts its executor, which is told of the pools that are there.
+    ExecutorLink& executor = executor_of(created->pool);
     pool.created = true;
-    tell_executor_or_restart([&] { tell_executor_pool(created->pool, pool); });
+    tell_executor_or_restart(executor, [&] { tell_executor_pool(created->pool, pool); });
     spdlog::info("event=pool_created pool={}", value(created->pool));
   } else if (const auto* destroyed = std::get_if<PoolDestroyed>(&effect)) {
-    executor_.send(protocol::DropPool{value(destroyed->pool)});
+    const std::string device = store_.find(destroyed->pool)->device;
+    executors_.of(device).send(protocol::DropPool{value(destroyed->pool)});
     forget_pool(destroyed->pool);
+    retire_executor(device);
     spdlog::info("event=pool_destroyed pool={}", value(destroyed->pool));
   } else if (const auto* added = std::get_if<ExtentAdded>(&effect)) {
     const OwnFd fd = duplicate(store_.find_segment(added->segment)->fd.get());
-    tell_executor_or_restart([&] {
+    ExecutorLink& executor = executor_of(added->pool);
+    tell_executor_or_restart(executor, [&] {
       std::vector<OwnFd> fds;
       fds.push_back(duplicate(fd.get()));
-      executor_.send(
+      executor.send(
           protocol::AddSegments{
               value(added->pool), added->group, {added->size_bytes}, added->index},
           std::move(fds));
     });
   } else if (const auto* removed = std::get_if<ExtentRemoved>(&effect)) {
     store_.find(removed->pool)->groups[removed->group].segment_ids.erase(removed->index);
-    executor_.send(protocol::DropExtent{value(removed->pool), removed->group, removed->index});
+    executor_of(removed->pool)
+        .send(protocol::DropExtent{value(removed->pool), removed->group, removed->index});
   } else if (auto* copy = std::get_if<RunCopy>(&effect)) {
-    executor_.send(
-        protocol::CopyBlocks{copy->copy, value(copy->pool), copy->group, copy->from, copy->to});
+    executor_of(copy->pool)
+        .send(
+            protocol::CopyBlocks{copy->copy, value(copy->pool), copy->group, copy->from, copy->to});
     copies_.emplace(copy->copy, std::move(*copy));
   } else if (const auto* unmap = std::get_if<UnmapSegment>(&effect)) {
     ask_to_unmap(*unmap);
@@ -139,12 +148,12 @@ void Service::carry_out_one(Effect& effect) {
 }
 
 // A fresh executor is told everything again, by when there may be descriptors.
-void Service::tell_executor_or_restart(const std::function<void()>& tell) {
+void Service::tell_executor_or_restart(ExecutorLink& executor, const std::function<void()>& tell) {
   try {
     tell();
   } catch (const SystemError& error) {
     spdlog::error("event=executor_not_told error=\"{}\"", error.what());
-    executor_.restart();
+    executor.restart();
   }
 }
 
@@ -169,6 +178,9 @@ Result<StoredPool> Service::make_pool(const PoolRecord& record,
                                             std::to_string(value(record.pool)) + ": " +
                                             machine_spec.status().message());
   StoredPool pool{{}, counters ? std::move(*counters) : SharedCounters::create()};
+  pool.tenant = record.tenant;
+  pool.name = spec->name;
+  pool.device = spec->device.empty() ? kHostDevice : spec->device;
   pool.unit_tokens = unit_tokens(machine_spec->groups);
   for (size_t i = 0; i < spec->groups.size(); ++i) {
     const protocol::GroupSpec& group = spec->groups[i];
@@ -206,31 +218,37 @@ void Service::answer(Reply effect) {
   if (!node.empty() && node.mapped().closes && std::holds_alternative<Done>(effect.body)) {
     const PoolId closed = *node.mapped().pool;
     session->pools.erase(closed);
-    executor_.send(protocol::DetachPool{value(session->id), value(closed)});
+    executor_of(*session).send(protocol::DetachPool{value(session->id), value(closed)});
   }
   if (const auto* opened = std::get_if<PoolOpened>(&effect.body)) {
+    const std::string& device = store_.find(opened->pool)->device;
+    if (session->pools.empty()) move_ring(*session, device);
     session->pools.insert(opened->pool);
-    executor_.send(protocol::AttachPool{value(session->id), value(opened->pool)});
+    if (device == session->ring_device)
+      executor_of(*session).send(protocol::AttachPool{value(session->id), value(opened->pool)});
   }
   if (std::holds_alternative<ExtentsMapped>(effect.body)) session->mapped = true;
   if (node.empty() || node.mapped().answered) return;  // the client asks again, or not any more
   std::vector<OwnFd> fds;
   protocol::ReplyBody body = std::visit(
       ToWire{store_, fds,
-             node.mapped().pool ? blocks_per_unit(*node.mapped().pool) : std::vector<int32_t>()},
+             node.mapped().pool ? blocks_per_unit(*node.mapped().pool) : std::vector<int32_t>(),
+             session->ring_device},
       std::move(effect.body));
   reply(*session, effect.request, std::move(body), std::move(fds));
 }
 
 // ---------------------------------------------------------------------------------------- executor
 
-void Service::tell_executor_all() {
+void Service::tell_executor_all(const std::string& device) {
   for (const auto& [id, pool] : store_.pools())
-    if (pool.created) tell_executor_pool(id, pool);
+    if (pool.created && pool.device == device) tell_executor_pool(id, pool);
   for (const auto& [id, session] : sessions_)
-    if (session->arena) tell_executor_session(*session);
+    if (session->ring_device == device) tell_executor_session(*session);
   for (const auto& [id, copy] : copies_)
-    executor_.send(protocol::CopyBlocks{id, value(copy.pool), copy.group, copy.from, copy.to});
+    if (store_.find(copy.pool)->device == device)
+      executors_.of(device).send(
+          protocol::CopyBlocks{id, value(copy.pool), copy.group, copy.from, copy.to});
 }
 
 void Service::tell_executor_pool(PoolId id, const StoredPool& pool) {
@@ -245,7 +263,7 @@ void Service::tell_executor_pool(PoolId id, const StoredPool& pool) {
               std::exchange(attention->key_offsets, std::vector<float>()));
           !offsets.empty())
         fds.push_back(share_floats(offsets));
-    executor_.send(add, std::move(fds));
+    executors_.of(pool.device).send(add, std::move(fds));
     tell_executor_segments(id, index, group);
   }
 }
@@ -255,7 +273,7 @@ void Service::tell_executor_segments(PoolId id, uint32_t group_index, const Stor
   protocol::AddSegments batch{value(id), group_index, {}};
   std::vector<OwnFd> fds;
   const auto send = [&] {
-    if (!fds.empty()) executor_.send(batch, std::move(fds));
+    if (!fds.empty()) executor_of(id).send(batch, std::move(fds));
     batch.size_bytes.clear();
     fds.clear();
   };
@@ -272,19 +290,22 @@ void Service::tell_executor_segments(PoolId id, uint32_t group_index, const Stor
 }
 
 void Service::tell_executor_session(const Session& session) {
+  if (!session.arena) return;
   std::vector<OwnFd> fds;
   fds.push_back(duplicate(session.arena->fd()));
   fds.push_back(duplicate(session.arena->eventfd()));
   protocol::AddSession command{value(session.id), session.arena->size_bytes(), {}};
-  for (const PoolId pool : session.pools) command.pools.push_back(value(pool));
-  executor_.send(command, std::move(fds));
+  for (const PoolId pool : session.pools)
+    if (store_.find(pool)->device == session.ring_device) command.pools.push_back(value(pool));
+  executor_of(session).send(command, std::move(fds));
+  for (const auto& [id, memory] : session.imports) tell_executor_import(session, id, memory);
 }
 
 // What an executor was running when it died stands at the head of some ring. A head that has stood
 // through several deaths may be the cause, and is not run again.
-void Service::on_executor_died() {
+void Service::on_executor_died(const std::string& device) {
   for (const auto& [id, session] : sessions_) {
-    if (!session->arena || !session->arena->busy()) continue;
+    if (session->ring_device != device || !session->arena || !session->arena->busy()) continue;
     const uint32_t head = session->arena->header().submit_head.load(std::memory_order_acquire);
     session->deaths_at_head = head == session->head_at_death ? session->deaths_at_head + 1 : 1;
     session->head_at_death = head;

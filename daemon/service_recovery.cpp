@@ -66,7 +66,7 @@ Status Service::recover(Recovery recovery) {
   }
   if (Status status = restore(recovery); !status.ok()) return status;
   drop_unnamed(recovery);
-  executor_.set_predecessor(std::move(recovery.executor));
+  executors_.set_predecessors(std::move(recovery.executors));
   apply(Recovered{});
   apply(configuration());
   recovered_sessions_ = std::ssize(sessions_);
@@ -118,7 +118,12 @@ Status Service::restore(Recovery& recovery) {
       return status;
   for (const PoolRecord& record : machine().pool_records())
     for (const SessionId id : record.sessions)
-      if (Session* session = find(id)) session->pools.insert(record.pool);
+      if (Session* session = find(id)) {
+        session->pools.insert(record.pool);
+        const StoredPool* pool = store_.find(record.pool);
+        if (pool != nullptr && session->ring_device == kHostDevice)
+          session->ring_device = pool->device;
+      }
   for (const UnfencedSession& session : machine().unfenced_sessions())
     if (Status status =
             restore_closing(session, std::move(recovery.sessions[value(session.session)]));
@@ -138,6 +143,7 @@ Status Service::restore_pool(const PoolRecord& record, Recovery& recovery) {
   pool->created = true;
   for (uint32_t group = 0; group < pool->groups.size(); ++group)
     pool->groups[group].owners.set_all(machine().owner_words(record.pool, group));
+  (void)executors_.of(pool->device);
   store_.add_pool(record.pool, std::move(*pool));
   return {};
 }
@@ -154,6 +160,7 @@ Status Service::restore_session(const SessionAttachment& saved, SessionFds fds) 
   session->mapped = machine().maps_memory(id);
   session->pidfd = std::move(fds.process);
   session->lifeline = std::move(fds.lifeline);
+  session->ring_device = kHostDevice;
   session->absent_until_us = now_us() + int64_t{config_.resume_grace_ms} * 1000 + 1;
   const uint64_t arena_bytes = session->record.arena_bytes;
   if (arena_bytes != 0) {
@@ -230,9 +237,10 @@ Status Service::deposit_closing(KeeperClient& keeper, ClosingSession& closing) {
   return put(keeper, KeeperKind::kLifeline, "lifeline", id, closing.lifeline->fd());
 }
 
-Status Service::deposit_executor(KeeperClient& keeper) {
-  const OwnFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, executor_.pid(), 0)));
-  return put(keeper, KeeperKind::kExecutor, "executor", 0, pidfd.get());
+Status Service::deposit_executor(KeeperClient& keeper, const std::string& device) {
+  const auto pid = executors_.of(device).pid();
+  const OwnFd pidfd(pid == 0 ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  return put(keeper, KeeperKind::kExecutor, "executor", Executors::id_of(device), pidfd.get());
 }
 
 // A keeper that was restarted holds nothing. It is given everything again, the journal last: one
@@ -258,7 +266,7 @@ void Service::reconnect_keeper() {
 Status Service::deposit_everything(KeeperClient& keeper) {
   Result<std::vector<KeeperClient::Entry>> there = keeper.list();
   if (!there) return there.status();
-  std::set<uint64_t> named = {JournalFile::kKey, keeper_key(KeeperKind::kExecutor, 0)};
+  std::set<uint64_t> named = {JournalFile::kKey};
   for (const SegmentRecord& record : machine().segments()) {
     const Segment* segment = store_.find_segment(record.segment);
     LARDER_CHECK(segment != nullptr, value(record.segment));
@@ -286,8 +294,10 @@ Status Service::deposit_everything(KeeperClient& keeper) {
       named.insert(keeper_key(kind, value(id)));
     if (Status status = deposit_closing(keeper, closing); !status.ok()) return status;
   }
-  if (executor_.pid() != 0)
-    if (Status status = deposit_executor(keeper); !status.ok()) return status;
+  for (const protocol::ExecutorInfo& executor : executors_.list()) {
+    named.insert(keeper_key(KeeperKind::kExecutor, Executors::id_of(executor.device)));
+    if (Status status = deposit_executor(keeper, executor.device); !status.ok()) return status;
+  }
   if (Status status = journal_->deposit(keeper); !status.ok()) return status;
   // A connection that was merely lost leaves a keeper with what has been dropped since.
   for (const KeeperClient::Entry& entry : *there)
@@ -309,7 +319,9 @@ Status Service::create_segment(const CreateSegment& effect) {
         return status;
       store_.add_pool(effect.pool, std::move(*pool));
     }
-    Segment segment = create_host_segment("larder-pool", effect.size_bytes);
+    const auto provider = devices_.provider(store_.find(effect.pool)->device);
+    if (!provider) return provider.status();
+    Segment segment = (*provider)->create("larder-pool", effect.size_bytes);
     if (Status status = put(keeper_, KeeperKind::kSegment, "segment", value(effect.segment),
                             segment.fd.get(), effect.size_bytes);
         !status.ok())
@@ -317,7 +329,7 @@ Status Service::create_segment(const CreateSegment& effect) {
     store_.find(effect.pool)->groups[effect.group].segment_ids[effect.index] = effect.segment;
     store_.add_segment(effect.segment, std::move(segment));
     return {};
-  } catch (const SystemError& error) {
+  } catch (const std::runtime_error& error) {  // SystemError, CudaError
     return {ErrorCode::kResourceExhausted, error.what()};
   }
 }

@@ -42,7 +42,7 @@ void Service::reply(Session& session, uint64_t id, protocol::ReplyBody body,
                            std::move(fds));
 }
 
-void Service::handle(Session& session, protocol::Request request) {
+void Service::handle(Session& session, protocol::Request request, std::vector<OwnFd> fds) {
   metrics_.count_request(request.body);
   const uint64_t id = request.id;
   if (std::holds_alternative<protocol::Connect>(request.body) ||
@@ -73,10 +73,10 @@ void Service::handle(Session& session, protocol::Request request) {
     return reply(session, id, status());
   if (std::holds_alternative<protocol::GetCapabilities>(request.body))
     return reply(session, id, show_capabilities());
-  if (const auto* body = std::get_if<protocol::Unserved>(&request.body))
-    return reply(session, id,
-                 Status(ErrorCode::kUnsupported,
-                        "the request " + body->what + " is not served by this build"));
+  if (const auto* body = std::get_if<protocol::RegisterImport>(&request.body))
+    return register_import(session, id, *body, std::move(fds));
+  if (const auto* body = std::get_if<protocol::DropImport>(&request.body))
+    return drop_import(session, id, body->import_id);
   forward(session, request);
 }
 
@@ -119,6 +119,16 @@ void Service::open_pool(Session& session, const protocol::Request& request,
                         const protocol::OpenPool& body) {
   Result<protocol::PoolSpec> whole = with_key_offsets(session, body.spec);
   if (!whole) return reply(session, request.id, whole.status());
+  const Result<std::string> device =
+      devices_.resolve(whole->device.empty() ? config_.device : whole->device);
+  if (!device) return reply(session, request.id, device.status());
+  const StoredPool* existing = store_.find(session.tenant, whole->name);
+  if (existing != nullptr && existing->device != *device)
+    return reply(
+        session, request.id,
+        Status(ErrorCode::kInvalidArgument, "device is " + existing->device + " in the pool and " +
+                                                *device + " in the request"));
+  whole->device = *device;
   Result<PoolSpec> spec = to_machine_spec(*whole);
   if (!spec) return reply(session, request.id, spec.status());
   if (Status status = add_pending(session, request); !status.ok())
@@ -148,8 +158,8 @@ void Service::forward(Session& session, const protocol::Request& request) {
       std::holds_alternative<Copy>(*event) || std::holds_alternative<Publish>(*event);
   // Only the executor knows what it runs: the ring's indices are the client's to write.
   if (!touches_blocks || !session.arena) return submit(std::move(*event), name);
-  executor_.when_idle(value(session.id),
-                      [this, name, ready = std::move(*event)] { submit(ready, name); });
+  executor_of(session).when_idle(value(session.id),
+                                 [this, name, ready = std::move(*event)] { submit(ready, name); });
 }
 
 Result<std::vector<int32_t>> Service::tokens_of(const Session& session, uint64_t id,

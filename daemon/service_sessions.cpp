@@ -98,13 +98,15 @@ void Service::on_message(uint64_t number, protocol::Received received) {
   if (received.kind == protocol::Received::Kind::kRefused) return refuse(0, received.status);
   protocol::DecodedRequest decoded = protocol::decode_request(received.bytes);
   if (!decoded.request) return refuse(decoded.id, decoded.request.status());
-  if (!received.fds.empty())
+  const bool takes_fds =
+      session != nullptr && std::holds_alternative<protocol::RegisterImport>(decoded.request->body);
+  if (!received.fds.empty() && !takes_fds)
     return refuse(decoded.id, Status(ErrorCode::kInvalidArgument,
                                      "the request carries " + std::to_string(received.fds.size()) +
                                          " fds, none is expected"));
   try {
     if (session == nullptr) return handle_guest(number, *decoded.request);
-    handle(*session, std::move(*decoded.request));
+    handle(*session, std::move(*decoded.request), std::move(received.fds));
   } catch (const SystemError& error) {
     spdlog::error("event=request_failed connection={} error=\"{}\"", number, error.what());
     if (const auto still_guest = guests_.find(number); still_guest != guests_.end())
@@ -183,6 +185,7 @@ void Service::connect(uint64_t number, uint64_t id, const protocol::Connect& bod
   session->id = SessionId{machine().last_session() + 1};
   session->tenant = body.tenant;
   session->role = *role_of(body.role);
+  session->ring_device = kHostDevice;
   session->record = {{},
                      guest.peer.pid,
                      guest.peer.uid,

@@ -160,11 +160,14 @@ protocol::DaemonStatus Service::status() const {
   status.physical_bytes = machine().physical_bytes();
   status.num_pools = static_cast<int64_t>(store_.pools().size());
   status.num_sessions = static_cast<int64_t>(sessions_.size());
-  status.executor_pid = executor_.pid();
-  status.executor_restarts = executor_.restarts();
+  status.executors = executors_.list();
+  for (const protocol::ExecutorInfo& executor : status.executors)
+    if (executor.device != kHostDevice || status.executors.size() == 1)
+      status.executor_pid = executor.pid;
+  status.executor_restarts = executors_.restarts();
   status.keeper_pid = keeper_.pid();
   status.keeper_segments = keeper_.connected() && !journal_lag_ ? store_.num_segments() : 0;
-  status.backend = "host";
+  status.backend = config_.device;
   status.not_ready = not_ready().value_or("");
   status.ready = status.not_ready.empty();
   status.boot_id = boot_id_;

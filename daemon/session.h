@@ -75,6 +75,14 @@ struct Session {
   std::shared_ptr<Connection> notices;
   std::optional<SessionArena> arena;
   std::set<PoolId> pools;
+  std::string ring_device;  // whose executor serves the ring
+  // Memory of the client that its records may name; fd invalid for IPC handles.
+  struct Import {
+    protocol::RegisterImport memory;
+    OwnFd fd;
+    uint64_t request = 0;  // unanswered until the executor has said that it has it
+  };
+  std::map<uint64_t, Import> imports;
   bool mapped = false;        // has been sent segments: its process may write until it is gone
   bool goodbye = false;       // says that it has unmapped everything
   uint64_t last_request = 0;  // on this connection

@@ -41,8 +41,50 @@ Status SubmissionCall::check_record() const {
 }
 
 kernels::LayerView SubmissionCall::layer() const {
-  return view_layer(group.view, group.layout, group.memory.base(),
-                    static_cast<int32_t>(record.layer));
+  kernels::LayerView result = view_layer(group.view, group.layout, group.memory->base(),
+                                         static_cast<int32_t>(record.layer));
+  if (group.device != nullptr && result.key_offset != nullptr)
+    result.key_offset = reinterpret_cast<const float*>(group.device_key_offsets.memory.get()) +
+                        (result.key_offset - group.view.key_offsets.data());
+  return result;
+}
+
+kernels::BlockRights SubmissionCall::rights() const {
+  return {reinterpret_cast<const uint64_t*>(group.device_owners.on_device),
+          owner_word(OwnerState::kOpen, session_), owner_word(OwnerState::kPublished)};
+}
+
+bool SubmissionCall::has_device_tables() const {
+  using protocol::ImportPlace;
+  for (const ImportPlace place :
+       {ImportPlace::kSlots, ImportPlace::kQLens, ImportPlace::kSeqLens, ImportPlace::kBlockTable})
+    if (record.imports[static_cast<size_t>(place)] != 0) return true;
+  return false;
+}
+
+Result<std::byte*> SubmissionCall::view_import(const char* field, uint64_t offset_bytes,
+                                               uint64_t count, size_t element_bytes,
+                                               protocol::ImportPlace place,
+                                               int64_t max_count) const {
+  const uint64_t id = record.imports[static_cast<size_t>(place)];
+  const auto found = imports_.find(id);
+  if (found == imports_.end())
+    return Status(ErrorCode::kNotFound, std::string(field) + ": import " + std::to_string(id) +
+                                            " is not one of this session");
+  if (count > static_cast<uint64_t>(max_count))
+    return invalid(std::string(field) + " has " + std::to_string(count) + " entries, at most " +
+                   std::to_string(max_count) + " are allowed");
+  const ImportedMemory& memory = found->second;
+  const uint64_t bytes = count * element_bytes;
+  if (offset_bytes > memory.size_bytes || bytes > memory.size_bytes - offset_bytes)
+    return invalid(std::string(field) + ": " + std::to_string(bytes) + " bytes at offset " +
+                   std::to_string(offset_bytes) + " are not in the import's " +
+                   std::to_string(memory.size_bytes));
+  std::byte* const data = memory.base + offset_bytes;
+  if (reinterpret_cast<uintptr_t>(data) % element_bytes != 0)
+    return invalid(std::string(field) + ": offset " + std::to_string(offset_bytes) +
+                   " is not aligned to " + std::to_string(element_bytes));
+  return data;
 }
 
 Result<std::span<std::byte>> SubmissionCall::view_bytes(const char* field,
@@ -61,11 +103,13 @@ Result<std::span<std::byte>> SubmissionCall::view_bytes(const char* field,
 }
 
 Result<TensorView> SubmissionCall::view_tensor(const char* field,
-                                               const protocol::TensorRecord& tensor) const {
-  if (tensor.memory != static_cast<uint32_t>(protocol::TensorMemory::kArena))
-    return Status(ErrorCode::kUnsupported, std::string(field) + ".memory is " +
-                                               std::to_string(tensor.memory) +
-                                               ": tensors in the arena (0) are served");
+                                               const protocol::TensorRecord& tensor,
+                                               protocol::ImportPlace place) const {
+  const bool imported = tensor.memory == static_cast<uint32_t>(protocol::TensorMemory::kImport);
+  if (!imported && tensor.memory != static_cast<uint32_t>(protocol::TensorMemory::kArena))
+    return Status(ErrorCode::kUnsupported,
+                  std::string(field) + ".memory is " + std::to_string(tensor.memory) +
+                      ": tensors in the arena (0) and in imports (2) are served");
   if (tensor.dtype >= kDtypeNames.size())
     return invalid(std::string(field) + ".dtype is " + std::to_string(tensor.dtype) +
                    ", known are 0 to " + std::to_string(kDtypeNames.size() - 1));
@@ -84,6 +128,14 @@ Result<TensorView> SubmissionCall::view_tensor(const char* field,
   // Rows on top of each other would let a small call ask for endless work.
   if (view.strides != std::array<int64_t, 3>{heads * dim, dim, 1})
     return invalid(std::string(field) + " must be dense in a call on request");
+  if (imported) {
+    const auto data =
+        view_import(field, tensor.offset_bytes, static_cast<uint64_t>(rows * heads * dim),
+                    static_cast<size_t>(dtype_bytes(view.dtype)), place, INT64_MAX);
+    if (!data) return data.status();
+    view.data = *data;
+    return view;
+  }
   const auto offset = static_cast<int64_t>(tensor.offset_bytes);
   const auto bytes = static_cast<uint64_t>(rows * heads * dim * dtype_bytes(view.dtype));
   if (offset < 0 || offset % dtype_bytes(view.dtype) != 0 ||
@@ -109,8 +161,8 @@ Status SubmissionCall::may_read(const std::string& what, int64_t block) const {
 
 Result<SubmissionWork> run_submission(const protocol::Submission& submission,
                                       const protocol::Arena& arena, const MappedGroup& group,
-                                      SessionId session) {
-  const SubmissionCall call(submission, arena, group, session);
+                                      SessionId session, const Imports& imports) {
+  const SubmissionCall call(submission, arena, group, session, imports);
   if (Status status = call.check_record(); !status.ok()) return status;
   switch (static_cast<protocol::Op>(submission.op)) {
     case protocol::Op::kAppend:

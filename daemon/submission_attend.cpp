@@ -45,7 +45,7 @@ Result<kernels::AttentionOutput> view_attention_output(const SubmissionCall& cal
                                                        const TensorView& q) {
   const protocol::Submission& record = call.record;
   kernels::AttentionOutput output;
-  const auto out = call.view_tensor("out", record.second);
+  const auto out = call.view_tensor("out", record.second, protocol::ImportPlace::kSecond);
   if (!out) return out.status();
   output.out = *out;
   const auto lse = call.view_array<float>("lse", record.lse,
@@ -73,6 +73,9 @@ Result<kernels::AttentionOutput> view_attention_output(const SubmissionCall& cal
   return output;
 }
 
+// A part of the keys costs as much as some keys more, however few it has.
+constexpr double kKeysPerSplit = 32;
+
 Status check_products(double products) {
   if (products <= static_cast<double>(protocol::kMaxAttendProductsPerCall)) return {};
   return invalid("the attention has " +
@@ -90,8 +93,6 @@ double products_per_key(const AttentionGeometry& geometry) {
 
 // What a client could ask for without end: keys that repeat, in tables that cost nothing.
 Status check_attend_size(const kernels::AttendParams& params) {
-  // A part of the keys costs as much as some keys more, however few it has.
-  constexpr double kKeysPerSplit = 32;
   // Below 2^20 rows, 2^31 keys and 2^12 heads a double holds the sum well enough to compare.
   double keys_of_rows = 0;
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
@@ -118,6 +119,15 @@ Status check_attended_blocks(const SubmissionCall& call, const kernels::AttendPa
   return {};
 }
 
+Status copy_per_head_tables(const SubmissionCall& call, AttendTables& tables) {
+  const protocol::Submission& record = call.record;
+  if (Status s = copy_into(tables.sinks, call, "sinks", record.sinks, kernels::kMaxQueryHeads);
+      !s.ok())
+    return s;
+  return copy_into(tables.alibi_slopes, call, "alibi_slopes", record.alibi_slopes,
+                   kernels::kMaxQueryHeads);
+}
+
 Status copy_tables(const SubmissionCall& call, AttendTables& tables) {
   const protocol::Submission& record = call.record;
   const auto copy = [&](auto& table, const char* field, const protocol::ArenaArray& array,
@@ -137,12 +147,7 @@ Status copy_tables(const SubmissionCall& call, AttendTables& tables) {
           copy(tables.mask_offsets, "mask_offsets", record.mask_offsets, kMaxSequencesPerCall);
       !s.ok())
     return s;
-  if (Status s = copy(tables.sinks, "sinks", record.sinks, kernels::kMaxQueryHeads); !s.ok())
-    return s;
-  if (Status s =
-          copy(tables.alibi_slopes, "alibi_slopes", record.alibi_slopes, kernels::kMaxQueryHeads);
-      !s.ok())
-    return s;
+  if (Status s = copy_per_head_tables(call, tables); !s.ok()) return s;
   const size_t num_seqs = tables.q_lens.size();
   const uint64_t stride = record.block_table_stride;
   if (tables.seq_lens.size() != num_seqs ||
@@ -162,12 +167,18 @@ Status copy_tables(const SubmissionCall& call, AttendTables& tables) {
 
 Result<SubmissionWork> run_attend(const SubmissionCall& call) {
   const protocol::Submission& record = call.record;
-  const auto q = call.view_tensor("q", record.first);
+  const auto q = call.view_tensor("q", record.first, protocol::ImportPlace::kFirst);
   if (!q) return q.status();
   const auto output = view_attention_output(call, *q);
   if (!output) return output.status();
   AttendTables tables;
-  if (Status status = copy_tables(call, tables); !status.ok()) return status;
+  const bool device_tables = call.has_device_tables();
+  if (Status status =
+          device_tables ? copy_per_head_tables(call, tables) : copy_tables(call, tables);
+      !status.ok())
+    return status;
+  if (device_tables)
+    if (Status status = check_attend_device_tables(call); !status.ok()) return status;
   const int64_t num_q_heads = q->shape[1];
   if (Status s = check_per_head("sinks", tables.sinks.size(), num_q_heads); !s.ok()) return s;
   if (Status s = check_per_head("alibi_slopes", tables.alibi_slopes.size(), num_q_heads); !s.ok())
@@ -196,16 +207,26 @@ Result<SubmissionWork> run_attend(const SubmissionCall& call) {
   }
   params.partial = (record.flags & protocol::kFlagPartial) != 0;
   params.num_splits = record.num_splits;
+  if (device_tables) {
+    const double keys =
+        static_cast<double>(record.block_table_stride) * params.layer.geometry.block_tokens +
+        kKeysPerSplit * params.num_splits;
+    if (Status status = check_products(keys * static_cast<double>(q->shape[0] * num_q_heads) *
+                                       products_per_key(params.layer.geometry));
+        !status.ok())
+      return status;
+    return run_attend_device_tables(call, params);
+  }
   if (Status status = kernels::validate_attend(params); !status.ok()) return status;
   if (Status status = check_attend_size(params); !status.ok()) return status;
   if (Status status = check_attended_blocks(call, params); !status.ok()) return status;
-  if (Status status = kernels::run_attend(params); !status.ok()) return status;
+  if (Status status = kernels::run_on(call.group.device, params); !status.ok()) return status;
   return SubmissionWork{0, static_cast<uint64_t>(q->shape[0])};
 }
 
 Result<SubmissionWork> run_sparse_attend(const SubmissionCall& call) {
   const protocol::Submission& record = call.record;
-  const auto q = call.view_tensor("q", record.first);
+  const auto q = call.view_tensor("q", record.first, protocol::ImportPlace::kFirst);
   if (!q) return q.status();
   const auto output = view_attention_output(call, *q);
   if (!output) return output.status();
@@ -256,7 +277,7 @@ Result<SubmissionWork> run_sparse_attend(const SubmissionCall& call) {
           !status.ok())
         return status;
     }
-  if (Status status = kernels::run_sparse_mla(params); !status.ok()) return status;
+  if (Status status = kernels::run_on(call.group.device, params); !status.ok()) return status;
   return SubmissionWork{0, static_cast<uint64_t>(rows)};
 }
 

@@ -1,6 +1,5 @@
 // Calls on request about whole blocks: pages in and out, scrub, checksum.
 #include <algorithm>
-#include <cstring>
 
 #include "daemon/submission_call.h"
 #include "kernels/kernel_table.h"
@@ -38,12 +37,11 @@ Status check_block_bytes(const kernels::BlocksView& view, size_t count) {
 }
 
 kernels::BlocksView blocks_of(const SubmissionCall& call) {
-  return view_blocks(call.group.view, call.group.layout, call.group.memory.base());
+  return view_blocks(call.group.view, call.group.layout, call.group.memory->base());
 }
 
 // The pages of the blocks in one layer, in the pool and in the arena.
-template <typename Copy>
-Result<SubmissionWork> move_pages(const SubmissionCall& call, Access access, Copy copy) {
+Result<SubmissionWork> move_pages(const SubmissionCall& call, Access access, bool to_pool) {
   const auto blocks = copy_blocks(call, access);
   if (!blocks) return blocks.status();
   const auto bytes =
@@ -57,26 +55,25 @@ Result<SubmissionWork> move_pages(const SubmissionCall& call, Access access, Cop
                    std::to_string(blocks->size()) + " pages of " + std::to_string(page_bytes) +
                    " bytes were named");
   std::byte* layer = view.base + call.record.layer * view.layer_stride_bytes;
-  for (size_t i = 0; i < blocks->size(); ++i)
-    copy(layer + (*blocks)[i] * view.block_stride_bytes, bytes->data() + i * page_bytes,
-         page_bytes);
+  std::vector<kernels::ByteCopy> copies;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    std::byte* const page = layer + (*blocks)[i] * view.block_stride_bytes;
+    std::byte* const in_arena = bytes->data() + i * page_bytes;
+    copies.push_back({to_pool ? page : in_arena, to_pool ? in_arena : page, page_bytes});
+  }
+  if (Status status = kernels::copy_bytes_on(call.group.device, copies); !status.ok())
+    return status;
   return SubmissionWork{};
 }
 
 }  // namespace
 
 Result<SubmissionWork> run_read_pages(const SubmissionCall& call) {
-  return move_pages(call, &SubmissionCall::may_read,
-                    [](const std::byte* page, std::byte* bytes, size_t count) {
-                      std::memcpy(bytes, page, count);
-                    });
+  return move_pages(call, &SubmissionCall::may_read, false);
 }
 
 Result<SubmissionWork> run_write_pages(const SubmissionCall& call) {
-  return move_pages(call, &SubmissionCall::may_write,
-                    [](std::byte* page, const std::byte* bytes, size_t count) {
-                      std::memcpy(page, bytes, count);
-                    });
+  return move_pages(call, &SubmissionCall::may_write, true);
 }
 
 Result<SubmissionWork> run_scrub(const SubmissionCall& call) {
@@ -85,7 +82,7 @@ Result<SubmissionWork> run_scrub(const SubmissionCall& call) {
   if (Status s = check_block_bytes(blocks_of(call), blocks->size()); !s.ok()) return s;
   const kernels::ScrubParams params{blocks_of(call), blocks->data(),
                                     static_cast<int64_t>(blocks->size())};
-  if (Status status = kernels::run_scrub(params); !status.ok()) return status;
+  if (Status status = kernels::run_on(call.group.device, params); !status.ok()) return status;
   return SubmissionWork{};
 }
 
@@ -101,7 +98,7 @@ Result<SubmissionWork> run_checksum(const SubmissionCall& call) {
   if (Status s = check_block_bytes(blocks_of(call), blocks->size()); !s.ok()) return s;
   const kernels::ChecksumParams params{blocks_of(call), blocks->data(),
                                        static_cast<int64_t>(blocks->size()), checksums->data()};
-  if (Status status = kernels::run_checksum(params); !status.ok()) return status;
+  if (Status status = kernels::run_on(call.group.device, params); !status.ok()) return status;
   return SubmissionWork{};
 }
 

@@ -7,17 +7,18 @@
 namespace larder::daemon {
 
 Result<SubmissionWork> run_append(const SubmissionCall& call) {
-  const auto k = call.view_tensor("k", call.record.first);
+  const auto k = call.view_tensor("k", call.record.first, protocol::ImportPlace::kFirst);
   if (!k) return k.status();
-  const auto v = call.view_tensor("v", call.record.second);
+  const auto v = call.view_tensor("v", call.record.second, protocol::ImportPlace::kSecond);
   if (!v) return v.status();
-  const auto slots =
-      call.copy_table<int64_t>("slots", call.record.slots, protocol::kMaxRowsPerCall);
-  if (!slots) return slots.status();
   kernels::AppendParams params;
   params.layer = call.layer();
   params.k = *k;
   params.v = *v;
+  if (call.has_device_tables()) return run_append_device_tables(call, params);
+  const auto slots =
+      call.copy_table<int64_t>("slots", call.record.slots, protocol::kMaxRowsPerCall);
+  if (!slots) return slots.status();
   params.slots = slots->data();
   params.num_slots = static_cast<int64_t>(slots->size());
   if (Status status = kernels::validate_append(params); !status.ok()) return status;
@@ -29,23 +30,24 @@ Result<SubmissionWork> run_append(const SubmissionCall& call) {
       return status;
     ++appended;
   }
-  if (Status status = kernels::run_append(params); !status.ok()) return status;
+  if (Status status = kernels::run_on(call.group.device, params); !status.ok()) return status;
   return SubmissionWork{appended, 0};
 }
 
 Result<SubmissionWork> run_gather(const SubmissionCall& call) {
-  const auto k_out = call.view_tensor("k_out", call.record.first);
+  const auto k_out = call.view_tensor("k_out", call.record.first, protocol::ImportPlace::kFirst);
   if (!k_out) return k_out.status();
-  const auto v_out = call.view_tensor("v_out", call.record.second);
+  const auto v_out = call.view_tensor("v_out", call.record.second, protocol::ImportPlace::kSecond);
   if (!v_out) return v_out.status();
-  const auto slots =
-      call.copy_table<int64_t>("slots", call.record.slots, protocol::kMaxRowsPerCall);
-  if (!slots) return slots.status();
-  if (slots->empty()) return SubmissionWork{};
   kernels::GatherParams params;
   params.layer = call.layer();
   params.k_out = *k_out;
   params.v_out = *v_out;
+  if (call.has_device_tables()) return run_gather_device_tables(call, params);
+  const auto slots =
+      call.copy_table<int64_t>("slots", call.record.slots, protocol::kMaxRowsPerCall);
+  if (!slots) return slots.status();
+  if (slots->empty()) return SubmissionWork{};
   params.slots = slots->data();
   params.num_slots = static_cast<int64_t>(slots->size());
   if (Status status = kernels::validate_gather(params); !status.ok()) return status;
@@ -55,7 +57,7 @@ Result<SubmissionWork> run_gather(const SubmissionCall& call) {
     if (Status status = call.may_read("slot " + std::to_string(slot), block); !status.ok())
       return status;
   }
-  if (Status status = kernels::run_gather(params); !status.ok()) return status;
+  if (Status status = kernels::run_on(call.group.device, params); !status.ok()) return status;
   return SubmissionWork{};
 }
 

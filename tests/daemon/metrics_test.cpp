@@ -44,11 +44,11 @@ TEST_CASE("every refusal code and every op is there from the first scrape on") {
                                       "\"} 0"));
   metrics.count_refusal(ErrorCode::kBusy);
   metrics.count_request(protocol::Allocate{});
-  metrics.count_request(protocol::Unserved{"registerImport"});
+  metrics.count_request(protocol::RegisterImport{});
   const std::string text = metrics.render({});
   CHECK(has(text, "larder_refusals_total{reason=\"BUSY\"} 1"));
   CHECK(has(text, "larder_requests_total{op=\"allocate\"} 1"));
-  CHECK(has(text, "larder_requests_total{op=\"unserved\"} 1"));
+  CHECK(has(text, "larder_requests_total{op=\"register_import\"} 1"));
   CHECK(has(text, "larder_requests_total{op=\"capabilities\"} 0"));
 }
 

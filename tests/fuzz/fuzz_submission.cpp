@@ -53,9 +53,12 @@ daemon::MappedGroup make_group(const GroupSpec& spec) {
       layer_stride_bytes(view, spec.num_blocks), spec.num_blocks, machine.segment_bytes};
   int64_t total = 0;
   for (const int64_t bytes : layout.segment_bytes) total += bytes;
-  MappedRange memory = MappedRange::reserve(total);
-  for (const int64_t bytes : layout.segment_bytes)
-    memory.map(create_host_segment("fuzz", bytes).fd.get(), bytes, true);
+  std::unique_ptr<AddressRange> memory = HostMemoryProvider().reserve(total);
+  int64_t offset = 0;
+  for (const int64_t bytes : layout.segment_bytes) {
+    memory->map_at(offset, create_host_segment("fuzz", bytes).fd.get(), bytes);
+    offset += bytes;
+  }
   SharedMapping owners =
       SharedMapping::map(create_host_segment("owners", 4096).fd.get(), 4096, true);
   auto* words = reinterpret_cast<uint64_t*>(owners.data());
@@ -67,7 +70,7 @@ daemon::MappedGroup make_group(const GroupSpec& spec) {
 
 // What must not change: the layers of blocks 2 to 5.
 std::vector<std::byte> others_bytes(const daemon::MappedGroup& group) {
-  const kernels::BlocksView view = view_blocks(group.view, group.layout, group.memory.base());
+  const kernels::BlocksView view = view_blocks(group.view, group.layout, group.memory->base());
   std::vector<std::byte> bytes;
   for (int64_t block = 2; block < kNumBlocks; ++block)
     for (int64_t layer = 0; layer < view.num_layers; ++layer) {
