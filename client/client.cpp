@@ -122,6 +122,21 @@ Result<Client> Client::connect(ClientOptions options) {
   return Client(std::move(impl));
 }
 
+// Maps the pool here, and makes ready what runs kernels on it.
+Status Client::Impl::take_in(OpenedPool& pool, void* stream) {
+  if (pool.device != kHostDevice) {
+    auto calls = kernels::DeviceCalls::create(pool.device, stream);
+    if (!calls) return calls.status();
+    pool.calls = std::move(*calls);
+  }
+  for (const auto& group : pool.groups) {
+    if (Status status = group->map_memory(); !status.ok()) return status;
+    if (pool.calls != nullptr)
+      if (Status status = group->prepare_calls(stream != nullptr); !status.ok()) return status;
+  }
+  return {};
+}
+
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::Client(Client&&) noexcept = default;
 Client& Client::operator=(Client&& other) noexcept {
@@ -152,6 +167,15 @@ Result<Pool> Client::open_pool(const PoolOptions& options) {
   if (!reply) return reply.status();
   // From here on a refusal closes the pool again.
   const auto opened = std::make_shared<OpenedPool>(impl_.get(), reply->pool);
+  // A daemon that names no device has host memory alone.
+  if (reply->device.empty()) reply->on_request = true;
+  opened->device = reply->device.empty() ? kHostDevice : reply->device;
+  if (reply->on_request) impl_->ring_device = opened->device;
+  if (options.execution == Execution::kOnRequest && !reply->on_request)
+    return Status(ErrorCode::kUnsupported,
+                  "the pool is memory of " + opened->device +
+                      ", and this client's calls on request go to the device of the first pool "
+                      "that it opened: connect another client for this pool");
   if (reply->groups.size() != views->size())
     return Status(ErrorCode::kInternal, "the daemon answered with " +
                                             std::to_string(reply->groups.size()) + " groups, not " +
@@ -170,8 +194,7 @@ Result<Pool> Client::open_pool(const PoolOptions& options) {
             ? 1
             : static_cast<size_t>(opened->unit_tokens / group->view.geometry.block_tokens));
   if (options.execution == Execution::kInProcess)
-    for (const auto& group : opened->groups)
-      if (Status status = group->map_memory(); !status.ok()) return status;
+    if (Status status = impl_->take_in(*opened, options.stream); !status.ok()) return status;
   return Pool(std::shared_ptr<Pool::Impl>(opened, opened->groups[0].get()));
 }
 

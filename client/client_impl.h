@@ -7,21 +7,35 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "allocator/memory_devices.h"
 #include "client/group_memory.h"
 #include "client/group_view.h"
 #include "client/request_ring.h"
 #include "client/session.h"
+#include "kernels/run_on.h"
 #include "larder/client.h"
 
 namespace larder {
+
+struct OpenedPool;
 
 struct Client::Impl {
   ClientOptions options;
   std::optional<RequestRing> ring;  // absent when options.arena_bytes is 0
   // How many Pools there are of each id. The daemon counts a session once: the last one closes.
   std::map<uint64_t, int> num_open = {};
+  MemoryDevices devices = MemoryDevices();
+  std::map<uint64_t, MemoryImport> imports = {};
+  std::string ring_device = kHostDevice;  // whose executor serves the ring
+  // Of order_after: words in the arena that a stream writes. The registration goes first.
+  std::unique_ptr<kernels::DeviceCalls> ordering = {};
+  kernels::RegisteredMemory ordered_arena = {};
+  void* ordered_stream = nullptr;
+  uint64_t last_point = 0;  // of the stream, that a call waits for
   GroupMemories memories;
   std::unique_ptr<Session> session;  // its thread uses what is above
 
@@ -32,11 +46,23 @@ struct Client::Impl {
   Status start_ring(std::chrono::steady_clock::time_point deadline);
   // Token ids inline where they fit, else through the arena.
   Result<protocol::TokenList> token_list(std::span<const int32_t> tokens);
+  Status take_in(OpenedPool& pool, void* stream);
+  // The record of a dense tensor's rows in an import, if they lie in one whole.
+  std::optional<std::pair<protocol::TensorRecord, uint32_t>> find_import(const TensorView& tensor,
+                                                                         int64_t first,
+                                                                         int64_t count) const;
+  // An input in an import, or copied into the arena; an output in an import, or room in the arena.
+  Result<protocol::TensorRecord> place_input(protocol::Submission& record,
+                                             protocol::ImportPlace place, const TensorView& tensor,
+                                             int64_t first, int64_t count);
+  Result<protocol::TensorRecord> place_output(protocol::Submission& record,
+                                              protocol::ImportPlace place,
+                                              const TensorView& tensor);
+  // Submits after what is in the stream, and waits.
+  Status run(protocol::Submission record, std::chrono::steady_clock::time_point deadline);
   // Key offsets stay in their groups where they fit, else go to the arena.
   Status stage_key_offsets(protocol::PoolSpec& spec);
 };
-
-struct OpenedPool;
 
 // One group of an open pool: what a Pool is a view of.
 struct Pool::Impl {
@@ -50,6 +76,10 @@ struct Pool::Impl {
   protocol::GroupLayout layout;
   GroupMemory memory;
   bool maps_memory = false;  // from when it is needed here: what replies name is mapped
+  // Of memory of a GPU, where kernels run here.
+  kernels::DeviceCalls* calls = nullptr;
+  kernels::DeviceArray key_offsets = {};
+  bool has_stream = false;  // of the engine: calls are enqueued in it
 
   Impl(OpenedPool& opened_pool, bool was_created, Execution where, uint32_t group_index,
        GroupView group_view, protocol::GroupLayout group_layout);
@@ -92,6 +122,15 @@ struct Pool::Impl {
   Status check_mapped_table(std::span<const int32_t> seq_lens, std::span<const int32_t> table,
                             int64_t stride) const;
 
+  // Runs a call here, and waits for it unless the engine has named a stream of its own.
+  template <typename Params>
+  Status run_here(const Params& params) const {
+    const Status status = kernels::run_on(calls, params);
+    return status.ok() && calls != nullptr && !has_stream ? calls->wait() : status;
+  }
+  Status prepare_calls(bool in_stream);
+  // A call in a stream of the engine needs a GPU pool in process; and `layer` in range.
+  Status check_stream_call(const char* call, int32_t layer) const;
   kernels::LayerView layer(int32_t index) const;
   std::byte* page(int32_t layer, int32_t block) const;
   // In range, and with K and V: UNSUPPORTED for an opaque pool. All operations begin with this or
@@ -121,8 +160,10 @@ struct Pool::Impl {
 struct OpenedPool {
   Client::Impl* client;  // outlives the pool
   uint64_t id;
-  int64_t unit_tokens = 0;            // see Pool::unit_tokens
-  std::vector<size_t> per_unit = {};  // blocks of each group in one unit
+  std::string device = kHostDevice;                  // whose memory it is
+  std::unique_ptr<kernels::DeviceCalls> calls = {};  // in process on a GPU; outlives the groups
+  int64_t unit_tokens = 0;                           // see Pool::unit_tokens
+  std::vector<size_t> per_unit = {};                 // blocks of each group in one unit
   std::vector<std::unique_ptr<Pool::Impl>> groups = {};
 
   OpenedPool(Client::Impl* owner, uint64_t pool_id);

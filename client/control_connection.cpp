@@ -66,12 +66,14 @@ Result<ControlConnection::Answer> ControlConnection::call(protocol::RequestBody 
 }
 
 Result<ControlConnection::Answer> ControlConnection::exchange(protocol::Request& request,
-                                                              protocol::Deadline deadline) {
-  if (Status status = send(request, deadline); !status.ok()) return status;
+                                                              protocol::Deadline deadline,
+                                                              std::span<const int> fds) {
+  if (Status status = send(request, deadline, fds); !status.ok()) return status;
   return receive(request.id, deadline);
 }
 
-Status ControlConnection::send(protocol::Request& request, protocol::Deadline deadline) {
+Status ControlConnection::send(protocol::Request& request, protocol::Deadline deadline,
+                               std::span<const int> fds) {
   const auto left =
       std::chrono::duration_cast<std::chrono::microseconds>(deadline - steady_clock::now());
   request.deadline_us = static_cast<uint64_t>(
@@ -81,7 +83,7 @@ Status ControlConnection::send(protocol::Request& request, protocol::Deadline de
     return {ErrorCode::kInvalidArgument,
             "the request has " + std::to_string(bytes.size()) + " bytes, at most " +
                 std::to_string(protocol::kMaxMessageBytes) + " are allowed"};
-  const Status status = protocol::send_before(socket_.get(), bytes, {}, deadline);
+  const Status status = protocol::send_before(socket_.get(), bytes, fds, deadline);
   return status.ok() ? status : note_loss(status);
 }
 

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,9 +45,12 @@ class ControlConnection {
   }
 
   // A request whose id and answered_below the caller has chosen; its deadline is filled in here.
-  Result<Answer> exchange(protocol::Request& request, protocol::Deadline deadline);
+  // The fds travel with it, and stay the caller's.
+  Result<Answer> exchange(protocol::Request& request, protocol::Deadline deadline,
+                          std::span<const int> fds = {});
   // The two halves of it.
-  Status send(protocol::Request& request, protocol::Deadline deadline);
+  Status send(protocol::Request& request, protocol::Deadline deadline,
+              std::span<const int> fds = {});
   Result<Answer> receive(uint64_t id, protocol::Deadline deadline);
 
   // Whether larderd has gone, or the connection was shut down: the last call failed for it, and all

@@ -29,8 +29,8 @@ GroupMemory::GroupMemory(const protocol::GroupLayout& layout)
   for (const int64_t bytes : layout.segment_bytes) offsets_.push_back(offsets_.back() + bytes);
 }
 
-void GroupMemory::reserve() {
-  if (range_.base() == nullptr) range_ = MappedRange::reserve(offsets_.back());
+void GroupMemory::reserve(const MemoryProvider& provider) {
+  if (range_ == nullptr) range_ = provider.reserve(offsets_.back());
 }
 
 uint32_t GroupMemory::segment_of(int64_t block) const {
@@ -65,7 +65,7 @@ uint64_t GroupMemory::num_unmaps() const {
 bool GroupMemory::map(uint32_t segment, int fd, uint64_t unmaps) {
   const std::lock_guard lock(mutex_);
   if (num_unmaps_ != unmaps) return false;
-  range_.map_at(offsets_[segment], fd, layout_.segment_bytes[segment], true);
+  range_->map_at(offsets_[segment], fd, layout_.segment_bytes[segment]);
   if (!mapped_[segment]) ++num_mapped_;
   mapped_[segment] = true;
   return true;
@@ -76,7 +76,7 @@ void GroupMemory::unmap(uint32_t segment) {
   const std::lock_guard lock(mutex_);
   ++num_unmaps_;
   if (!mapped_[segment]) return;
-  range_.unmap_at(offsets_[segment], layout_.segment_bytes[segment]);
+  range_->unmap_at(offsets_[segment], layout_.segment_bytes[segment]);
   mapped_[segment] = false;
   --num_mapped_;
 }

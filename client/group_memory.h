@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -14,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/mapped_range.h"
+#include "allocator/memory_provider.h"
 #include "larder/status.h"
 #include "protocol/messages.h"
 
@@ -25,9 +26,10 @@ class GroupMemory {
   // `layout` outlives the memory, and has been checked (check_layout).
   explicit GroupMemory(const protocol::GroupLayout& layout);
 
-  // Takes the addresses; once, by the owner's thread. Throws SystemError.
-  void reserve();
-  std::byte* base() const { return range_.base(); }  // nullptr before
+  // Takes the addresses; once, by the owner's thread. Throws SystemError or CudaError.
+  void reserve(const MemoryProvider& provider);
+  // nullptr before. An address of this process, or of the GPU.
+  std::byte* base() const { return range_ == nullptr ? nullptr : range_->base(); }
 
   // The segment that a block of the group lies in.
   uint32_t segment_of(int64_t block) const;
@@ -49,7 +51,7 @@ class GroupMemory {
  private:
   const protocol::GroupLayout& layout_;
   std::vector<int64_t> offsets_;  // of each segment, and the end of the last
-  MappedRange range_;
+  std::unique_ptr<AddressRange> range_;
   mutable std::mutex mutex_;
   std::vector<bool> mapped_;  // guarded by mutex_, like what follows
   size_t num_mapped_ = 0;
@@ -64,7 +66,7 @@ class GroupMemories {
  public:
   void add(uint64_t pool, uint32_t group, GroupMemory* memory);
   void remove(uint64_t pool, uint32_t group, GroupMemory* memory);
-  // In all of them. Throws SystemError.
+  // In all of them. Throws SystemError or CudaError.
   void unmap(uint64_t pool, uint32_t group, uint32_t segment);
 
  private:

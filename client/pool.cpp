@@ -77,6 +77,7 @@ Pool& Pool::operator=(Pool&& other) noexcept {
 Pool::~Pool() = default;
 
 const AttentionGeometry& Pool::geometry() const { return impl_->view.geometry; }
+const std::string& Pool::device() const { return impl_->opened.device; }
 Execution Pool::execution() const { return impl_->execution; }
 int64_t Pool::num_blocks() const { return impl_->layout.num_blocks; }
 int64_t Pool::max_blocks() const { return impl_->layout.num_ids(); }
@@ -146,7 +147,11 @@ Result<std::vector<PoolGroupStats>> Pool::stats() {
 }
 
 kernels::LayerView Pool::Impl::layer(int32_t index) const {
-  return view_layer(view, layout, memory.base(), index);
+  kernels::LayerView result = view_layer(view, layout, memory.base(), index);
+  if (key_offsets.memory != nullptr)
+    result.key_offset = reinterpret_cast<const float*>(key_offsets.memory.get()) +
+                        (result.key_offset - view.key_offsets.data());
+  return result;
 }
 
 Status Pool::Impl::check_layer(int32_t index) const {

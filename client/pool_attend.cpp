@@ -101,7 +101,7 @@ Status Pool::Impl::attend(int32_t layer_index, const AttendBatch& batch,
             check_mapped_table(batch.seq_lens, batch.block_table, batch.block_table_stride);
         !status.ok())
       return status;
-    return kernels::run_attend(params);
+    return run_here(params);
   }
   return attend_on_request(layer_index, params);
 }
@@ -121,7 +121,7 @@ void Pool::Impl::fill_output(protocol::Submission& record,
 Status Pool::Impl::reserve_output(protocol::Submission& record,
                                   const kernels::AttentionOutput& output) {
   RequestRing& ring = *client->ring;
-  auto out = ring.reserve_output(output.out);
+  auto out = client->place_output(record, protocol::ImportPlace::kSecond, output.out);
   if (!out) return out.status();
   record.second = *out;
   fill_output(record, output);
@@ -143,7 +143,8 @@ Status Pool::Impl::reserve_output(protocol::Submission& record,
 void Pool::Impl::copy_output(const protocol::Submission& record,
                              const kernels::AttentionOutput& output) const {
   const RequestRing& ring = *client->ring;
-  ring.copy_out(record.second, output.out);
+  if (record.imports[static_cast<size_t>(protocol::ImportPlace::kSecond)] == 0)
+    ring.copy_out(record.second, output.out);
   if (output.lse != nullptr) ring.copy_out(record.lse, output.lse);
   if (output.out_sf != nullptr) ring.copy_out(record.out_sf, output.out_sf);
 }
@@ -155,7 +156,8 @@ Status Pool::Impl::attend_on_request(int32_t layer_index, const kernels::AttendP
   protocol::Submission record = submission(protocol::Op::kAttend, layer_index);
   const auto num_seqs = static_cast<size_t>(params.num_seqs);
   const auto num_q_heads = static_cast<size_t>(params.q.shape[1]);
-  auto q = ring.stage_rows(params.q, 0, params.q.shape[0]);
+  auto q =
+      client->place_input(record, protocol::ImportPlace::kFirst, params.q, 0, params.q.shape[0]);
   if (!q) return q.status();
   record.first = *q;
   if (Status status = reserve_output(record, params.output); !status.ok()) return status;
@@ -183,7 +185,7 @@ Status Pool::Impl::attend_on_request(int32_t layer_index, const kernels::AttendP
   record.num_splits = params.num_splits;
   if (params.causal) record.flags |= protocol::kFlagCausal;
   if (params.partial) record.flags |= protocol::kFlagPartial;
-  if (Status status = ring.run(record, deadline); !status.ok()) return status;
+  if (Status status = client->run(record, deadline); !status.ok()) return status;
   copy_output(record, params.output);
   return {};
 }
@@ -218,7 +220,7 @@ Status Pool::sparse_attend(int32_t layer, const SparseBatch& batch, const Attend
   if (Status status = kernels::validate_sparse_mla(params); !status.ok()) return status;
   if (impl_->execution == Execution::kInProcess) {
     if (Status s = impl_->check_mapped_slots("indices", batch.indices); !s.ok()) return s;
-    return kernels::run_sparse_mla(params);
+    return impl_->run_here(params);
   }
   return impl_->sparse_on_request(layer, params);
 }
@@ -229,7 +231,8 @@ Status Pool::Impl::sparse_on_request(int32_t layer_index, const kernels::SparseM
   if (Status status = client->start_ring(deadline); !status.ok()) return status;
   protocol::Submission record = submission(protocol::Op::kSparseAttend, layer_index);
   const auto rows = static_cast<size_t>(params.q.shape[0]);
-  auto q = ring.stage_rows(params.q, 0, params.q.shape[0]);
+  auto q =
+      client->place_input(record, protocol::ImportPlace::kFirst, params.q, 0, params.q.shape[0]);
   if (!q) return q.status();
   record.first = *q;
   if (Status status = reserve_output(record, params.output); !status.ok()) return status;
@@ -247,7 +250,7 @@ Status Pool::Impl::sparse_on_request(int32_t layer_index, const kernels::SparseM
     record.sinks = *sinks;
   }
   record.scale = params.scale;
-  if (Status status = ring.run(record, deadline); !status.ok()) return status;
+  if (Status status = client->run(record, deadline); !status.ok()) return status;
   copy_output(record, params.output);
   return {};
 }

@@ -1,6 +1,5 @@
 // Whole blocks of a pool: pages in and out, foreign layouts, scrub, checksum.
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "client/client_impl.h"
@@ -53,7 +52,7 @@ Status Pool::Impl::in_block_portions(protocol::Op op, int32_t layer_index,
     if (!ids) return ids.status();
     record.blocks = *ids;
     if (Status status = before(record, first, part.size()); !status.ok()) return status;
-    if (Status status = ring.run(record, deadline); !status.ok()) return status;
+    if (Status status = client->run(record, deadline); !status.ok()) return status;
     after(record, first, part.size());
   }
   return {};
@@ -65,9 +64,10 @@ Status Pool::Impl::read_pages(int32_t layer_index, std::span<const int32_t> bloc
   const auto page_bytes = static_cast<size_t>(view.page.page_bytes);
   if (execution == Execution::kInProcess) {
     if (Status status = check_mapped("blocks", blocks); !status.ok()) return status;
+    std::vector<kernels::ByteCopy> copies;
     for (size_t i = 0; i < blocks.size(); ++i)
-      std::memcpy(bytes.data() + i * page_bytes, page(layer_index, blocks[i]), page_bytes);
-    return {};
+      copies.push_back({bytes.data() + i * page_bytes, page(layer_index, blocks[i]), page_bytes});
+    return kernels::copy_bytes_on(calls, copies);
   }
   RequestRing& ring = *client->ring;
   return in_block_portions(
@@ -89,9 +89,10 @@ Status Pool::Impl::write_pages(int32_t layer_index, std::span<const int32_t> blo
   const auto page_bytes = static_cast<size_t>(view.page.page_bytes);
   if (execution == Execution::kInProcess) {
     if (Status status = check_mapped("blocks", blocks); !status.ok()) return status;
+    std::vector<kernels::ByteCopy> copies;
     for (size_t i = 0; i < blocks.size(); ++i)
-      std::memcpy(page(layer_index, blocks[i]), bytes.data() + i * page_bytes, page_bytes);
-    return {};
+      copies.push_back({page(layer_index, blocks[i]), bytes.data() + i * page_bytes, page_bytes});
+    return kernels::copy_bytes_on(calls, copies);
   }
   RequestRing& ring = *client->ring;
   return in_block_portions(
@@ -126,7 +127,7 @@ Status Pool::Impl::convert_pages(int32_t layer_index, std::span<const int32_t> b
   params.to_pool = to_pool;
   if (execution == Execution::kInProcess) {
     if (Status status = check_mapped("blocks", blocks); !status.ok()) return status;
-    return kernels::run_convert(params);
+    return run_here(params);
   }
   if (Status status = kernels::validate_convert(params); !status.ok()) return status;
   std::vector<std::byte> pages(blocks.size() * static_cast<size_t>(view.page.page_bytes));
@@ -157,7 +158,7 @@ Status Pool::scrub(std::span<const int32_t> blocks) {
                                     blocks.data(), static_cast<int64_t>(blocks.size())};
   if (impl_->execution == Execution::kInProcess) {
     if (Status status = impl_->check_mapped("blocks", blocks); !status.ok()) return status;
-    return kernels::run_scrub(params);
+    return impl_->run_here(params);
   }
   if (Status status = kernels::validate_scrub(params); !status.ok()) return status;
   return impl_->in_block_portions(
@@ -174,7 +175,7 @@ Result<std::vector<uint64_t>> Pool::checksum(std::span<const int32_t> blocks) {
       static_cast<int64_t>(blocks.size()), checksums.data()};
   if (impl_->execution == Execution::kInProcess) {
     if (Status status = impl_->check_mapped("blocks", blocks); !status.ok()) return status;
-    if (Status status = kernels::run_checksum(params); !status.ok()) return status;
+    if (Status status = impl_->run_here(params); !status.ok()) return status;
     return checksums;
   }
   if (Status status = kernels::validate_checksum(params); !status.ok()) return status;

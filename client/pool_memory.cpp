@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "allocator/host_memory.h"
+#include "allocator/cuda_error.h"
 #include "client/client_impl.h"
 #include "larder/system_error.h"
 #include "protocol/limits.h"
@@ -34,26 +34,46 @@ Result<std::byte*> Pool::data() {
   return impl_->memory.base();
 }
 
-Status Pool::Impl::map_memory() {
+Status Pool::Impl::map_memory() try {
   if (maps_memory) return {};
-  memory.reserve();
+  const auto provider = client->devices.provider(opened.device);
+  if (!provider) return provider.status();
+  memory.reserve(**provider);
   std::vector<uint32_t> all(memory.num_segments());
   std::iota(all.begin(), all.end(), 0u);
   Status status = map_segments(std::move(all), false);
   maps_memory = status.ok();
   return status;
+} catch (const CudaError& error) {
+  return {error.is_out_of_memory() ? ErrorCode::kResourceExhausted : ErrorCode::kUnavailable,
+          error.what()};
+}
+
+// Kernels of this process on the pool's GPU.
+Status Pool::Impl::prepare_calls(bool in_stream) {
+  calls = opened.calls.get();
+  has_stream = in_stream;
+  if (view.key_offsets.empty()) return {};
+  auto copied = calls->copy_to_device(
+      view.key_offsets.data(), static_cast<int64_t>(view.key_offsets.size() * sizeof(float)));
+  if (!copied) return copied.status();
+  key_offsets = std::move(*copied);
+  return {};
 }
 
 Status Pool::Impl::map_blocks(std::span<const protocol::Block> blocks, bool held) {
   if (!maps_memory) return {};
   try {
     return map_segments(memory.missing(blocks), held);
-  } catch (const SystemError& error) {  // a refusal, so that the caller gives the blocks back
+  } catch (
+      const std::runtime_error& error) {  // a refusal, so that the caller gives the blocks back
     return {ErrorCode::kResourceExhausted, error.what()};
   }
 }
 
 Status Pool::Impl::map_segments(std::vector<uint32_t> wanted, bool must_be_there) {
+  const auto provider = client->devices.provider(opened.device);
+  if (!provider) return provider.status();
   while (!wanted.empty()) {
     const size_t count = run_length(wanted);
     const uint64_t unmaps = memory.num_unmaps();
@@ -77,7 +97,7 @@ Status Pool::Impl::map_segments(std::vector<uint32_t> wanted, bool must_be_there
     for (size_t i = 0; i < count; ++i) {
       if (segments->size_bytes[i] == 0) continue;
       const int segment_fd = (fd++)->get();
-      if (Status status = check_host_segment(segment_fd, layout.segment_bytes[wanted[i]]);
+      if (Status status = (*provider)->check(segment_fd, layout.segment_bytes[wanted[i]]);
           !status.ok())
         return status;
       // One that was asked back while its fd was on the way is asked for again.

@@ -82,8 +82,10 @@ Status check_options(const PoolOptions& options) {
 }
 
 protocol::PoolSpec to_wire(const PoolOptions& options) {
-  protocol::PoolSpec spec{
-      options.name, options.model, {to_wire(static_cast<const GroupOptions&>(options))}};
+  protocol::PoolSpec spec{options.name,
+                          options.model,
+                          {to_wire(static_cast<const GroupOptions&>(options))},
+                          options.device};
   for (const GroupOptions& group : options.more_groups) spec.groups.push_back(to_wire(group));
   return spec;
 }

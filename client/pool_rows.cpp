@@ -56,7 +56,7 @@ Status Pool::Impl::append(int32_t layer_index, const TensorView& k, const Tensor
   params.num_slots = static_cast<int64_t>(slots.size());
   if (execution == Execution::kInProcess) {
     if (Status status = check_mapped_slots("slots", slots); !status.ok()) return status;
-    return kernels::run_append(params);
+    return run_here(params);
   }
   if (Status status = kernels::validate_append(params); !status.ok()) return status;
   return append_on_request(layer_index, params);
@@ -72,16 +72,16 @@ Status Pool::Impl::append_on_request(int32_t layer_index, const kernels::AppendP
     const auto deadline = client->deadline();
     if (Status status = client->start_ring(deadline); !status.ok()) return status;
     protocol::Submission record = submission(protocol::Op::kAppend, layer_index);
-    auto k = ring.stage_rows(params.k, first, count);
+    auto k = client->place_input(record, protocol::ImportPlace::kFirst, params.k, first, count);
     if (!k) return k.status();
-    auto v = ring.stage_rows(params.v, first, count);
+    auto v = client->place_input(record, protocol::ImportPlace::kSecond, params.v, first, count);
     if (!v) return v.status();
     auto slots = ring.stage(params.slots + first, static_cast<size_t>(count));
     if (!slots) return slots.status();
     record.first = *k;
     record.second = *v;
     record.slots = *slots;
-    if (Status status = ring.run(record, deadline); !status.ok()) return status;
+    if (Status status = client->run(record, deadline); !status.ok()) return status;
   }
   return {};
 }
@@ -107,7 +107,7 @@ Status Pool::gather(int32_t layer, const GatherBatch& batch) {
             impl_->check_mapped_table(batch.seq_lens, batch.block_table, batch.block_table_stride);
         !status.ok())
       return status;
-    return kernels::run_gather(params);
+    return impl_->run_here(params);
   }
   if (params.k_out.shape[0] == 0 && params.v_out.shape[0] == 0) return {};  // nothing is wanted
   const std::vector<int64_t> slots = slots_of(params);
@@ -126,7 +126,7 @@ Status Pool::read(int32_t layer, const TensorView& k_out, const TensorView& v_ou
   if (slots.empty()) return {};
   if (impl_->execution == Execution::kInProcess) {
     if (Status status = impl_->check_mapped_slots("slots", slots); !status.ok()) return status;
-    return kernels::run_gather(params);
+    return impl_->run_here(params);
   }
   if (Status status = kernels::validate_gather(params); !status.ok()) return status;
   return impl_->gather_on_request(layer, params, slots);
@@ -154,7 +154,7 @@ Status Pool::Impl::gather_on_request(int32_t layer_index, const kernels::GatherP
     record.first = *k_out;
     record.second = *v_out;
     record.slots = *staged;
-    if (Status status = ring.run(record, deadline); !status.ok()) return status;
+    if (Status status = client->run(record, deadline); !status.ok()) return status;
     ring.copy_out_rows(*k_out, params.k_out, first, part);
     ring.copy_out_rows(*v_out, params.v_out, first, part);
   }

@@ -4,11 +4,13 @@
 // arena is left alone until its completion has come. Thread rule: one thread at a time.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "allocator/mapped_range.h"
@@ -28,6 +30,8 @@ class RequestRing {
                                   std::function<Status()> ended = {});
 
   uint64_t capacity_bytes() const;
+  std::span<std::byte> memory() const { return arena_.memory(); }
+  std::atomic<uint64_t>& word(uint32_t index) const { return arena_.word(index); }
   // Forgets what was staged, once no call is under way: DEADLINE_EXCEEDED while one is.
   Status start(std::chrono::steady_clock::time_point deadline);
   // Room for `bytes`, 64-byte aligned. RESOURCE_EXHAUSTED names what was asked and what is left.

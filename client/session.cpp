@@ -114,19 +114,20 @@ Result<Session::Connection> Session::await_connection(Clock::time_point deadline
   return Status(ErrorCode::kUnavailable, std::move(sentence));
 }
 
-Result<Session::Answer> Session::call(protocol::RequestBody body, Patience patience) {
-  return call_before(std::move(body), deadline_of(patience));
+Result<Session::Answer> Session::call(protocol::RequestBody body, Patience patience,
+                                      std::span<const int> fds) {
+  return call_before(std::move(body), deadline_of(patience), fds);
 }
 
-Result<Session::Answer> Session::call_before(protocol::RequestBody body,
-                                             Clock::time_point deadline) {
+Result<Session::Answer> Session::call_before(protocol::RequestBody body, Clock::time_point deadline,
+                                             std::span<const int> fds) {
   // What came before was answered, or given up.
   const uint64_t id = next_id_++;
   protocol::Request request{id, 0, std::move(body), id};
   while (true) {
     auto connection = await_connection(deadline);
     if (!connection) return connection.status();
-    auto answer = (*connection)->exchange(request, deadline);
+    auto answer = (*connection)->exchange(request, deadline, fds);
     if (!(*connection)->is_lost()) {
       const std::lock_guard lock(mutex_);
       if (connection_ == *connection) boot_id_ = (*connection)->boot_id();

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,7 +47,9 @@ class Session {
   // told so, and ends the session at its deadline.
   void start(std::function<void(const protocol::Unmap&)> on_unmap);
 
-  Result<Answer> call(protocol::RequestBody body, Patience patience = Patience::kCall);
+  // The fds travel with the request, and stay the caller's.
+  Result<Answer> call(protocol::RequestBody body, Patience patience = Patience::kCall,
+                      std::span<const int> fds = {});
   template <typename Body>
   Result<Body> call_for(protocol::RequestBody body, Patience patience = Patience::kCall) {
     return ControlConnection::only<Body>(call(std::move(body), patience));
@@ -66,7 +69,8 @@ class Session {
 
   Session(ControlConnection connection, std::chrono::microseconds deadline);
   Result<Connection> await_connection(Clock::time_point deadline);
-  Result<Answer> call_before(protocol::RequestBody body, Clock::time_point deadline);
+  Result<Answer> call_before(protocol::RequestBody body, Clock::time_point deadline,
+                             std::span<const int> fds = {});
   Clock::time_point deadline_of(Patience patience) const;
   void say_goodbye();
 

@@ -93,6 +93,12 @@ std::string show_state(const protocol::SessionInfo& session) {
 }  // namespace
 
 json to_json(const protocol::DaemonStatus& status) {
+  json executors = json::array();
+  for (const protocol::ExecutorInfo& executor : status.executors)
+    executors.push_back({{"device", executor.device},
+                         {"pid", executor.pid},
+                         {"restarts", executor.restarts},
+                         {"ready", executor.ready}});
   return {{"version", status.version},
           {"ready", status.ready},
           {"not_ready", status.not_ready},
@@ -101,6 +107,7 @@ json to_json(const protocol::DaemonStatus& status) {
           {"pid", status.pid},
           {"executor_pid", status.executor_pid},
           {"executor_restarts", status.executor_restarts},
+          {"executors", executors},
           {"keeper_pid", status.keeper_pid},
           {"keeper_segments", status.keeper_segments},
           {"uptime_us", status.uptime_us},
@@ -197,18 +204,26 @@ json to_json(const Status& refusal) {
   return {{"error", {{"code", error_code_name(refusal.code())}, {"message", refusal.message()}}}};
 }
 
+std::string show_executors(const std::vector<protocol::ExecutorInfo>& executors) {
+  std::string text;
+  for (const protocol::ExecutorInfo& executor : executors)
+    text += (text.empty() ? "" : ", ") + std::to_string(executor.pid) + " for " + executor.device +
+            " (" + std::to_string(executor.restarts) + " restarts" +
+            (executor.ready ? ")" : ", NOT READY)");
+  return text;
+}
+
 std::string to_text(const protocol::DaemonStatus& status) {
   return table({
       {"larderd",
        status.version + (status.ready ? ", ready" : ", NOT READY (" + status.not_ready + ")") +
            ", up " + show_seconds(status.uptime_us) + ", boot " + std::to_string(status.boot_id)},
-      {"processes", "larderd " + std::to_string(status.pid) + ", executor " +
-                        std::to_string(status.executor_pid) + " (" +
-                        std::to_string(status.executor_restarts) + " restarts), keeper " +
+      {"processes", "larderd " + std::to_string(status.pid) + ", keeper " +
                         std::to_string(status.keeper_pid) + " (" +
                         std::to_string(status.keeper_segments) + " segments)"},
+      {"executors", show_executors(status.executors)},
       {"memory", show_bytes(status.physical_bytes) + " of " + show_bytes(status.memory_bytes) +
-                     ", " + status.backend},
+                     ", of device " + status.backend + " where a pool names none"},
       {"cache", std::to_string(status.cache_id) + ", " + std::to_string(status.recovered_pools) +
                     " pools and " + std::to_string(status.recovered_sessions) +
                     " sessions recovered at this start"},

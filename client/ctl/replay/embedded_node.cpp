@@ -49,9 +49,10 @@ bool is_usable(const std::string& tenant) {
 }
 
 void write_configuration(const std::string& path, const std::vector<std::string>& tenants,
-                         int64_t memory_bytes) {
+                         int64_t memory_bytes, const std::string& device) {
   std::ofstream file(path);
-  file << "memory_bytes = " << memory_bytes << "\nhttp_port = 0\nshutdown_grace_ms = 2000\n"
+  file << "memory_bytes = " << memory_bytes << "\ndevice = \"" << device
+       << "\"\nhttp_port = 0\nshutdown_grace_ms = 2000\n"
        << "tenants = [";
   for (const std::string& tenant : tenants)
     if (is_usable(tenant)) file << "{name = " << nlohmann::json(tenant).dump() << "}, ";
@@ -118,13 +119,14 @@ TemporaryFolder::~TemporaryFolder() {
 // --------------------------------------------------------------------------------- EmbeddedNode
 
 Result<std::unique_ptr<EmbeddedNode>> EmbeddedNode::start(const std::vector<std::string>& tenants,
-                                                          int64_t memory_bytes) {
+                                                          int64_t memory_bytes,
+                                                          const std::string& device) {
   for (const char* name : {"larder-keeper", "larderd"})
     if (find_program(name).empty())
       return Status(ErrorCode::kUnavailable,
                     std::string(name) + " is neither in " + program_folder() + " nor in PATH");
   std::unique_ptr<EmbeddedNode> node(new EmbeddedNode());
-  write_configuration(node->folder_.file("larderd.toml"), tenants, memory_bytes);
+  write_configuration(node->folder_.file("larderd.toml"), tenants, memory_bytes, device);
   if (Status status = node->start_keeper(); !status.ok()) return status;
   node->start_larderd();
   const Status status = node->await("be ready", [](const auto& daemon) { return daemon.ready; });

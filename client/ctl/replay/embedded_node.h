@@ -36,7 +36,8 @@ class EmbeddedNode {
   // Starts the processes, found beside this program or in PATH, and waits until they are ready.
   // UNAVAILABLE with the daemon's log when it does not come up.
   static Result<std::unique_ptr<EmbeddedNode>> start(const std::vector<std::string>& tenants,
-                                                     int64_t memory_bytes);
+                                                     int64_t memory_bytes,
+                                                     const std::string& device);
   ~EmbeddedNode();
 
   std::string socket_path() const { return folder_.file("larderd.sock"); }

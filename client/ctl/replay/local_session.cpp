@@ -17,9 +17,10 @@ Result<std::vector<float>> key_offsets_of(const KeyOffsets& source, const GroupO
 }
 
 // The step's options with everything that only a session knows.
-Result<PoolOptions> options_of(const OpenPool& open, Execution execution) {
+Result<PoolOptions> options_of(const OpenPool& open, const SessionSettings& settings) {
   PoolOptions options = open.options;
-  options.execution = execution;
+  options.execution = settings.execution;
+  options.device = settings.device;
   for (size_t i = 0; i < open.key_offsets.size(); ++i) {
     GroupOptions& group = i == 0 ? options : options.more_groups[i - 1];
     auto offsets = key_offsets_of(open.key_offsets[i], group);
@@ -98,7 +99,7 @@ Outcome LocalSession::run(const Step& step, const Context& context) {
 
 Outcome LocalSession::open_pool(const Step& step, const OpenPool& open) {
   if (!open.unsupported.empty()) return refused(ErrorCode::kUnsupported, open.unsupported);
-  auto options = options_of(open, settings_.execution);
+  auto options = options_of(open, settings_);
   if (!options) return {options.status(), {}};
   auto pool = client_.open_pool(*options);
   if (!pool) return {pool.status(), {}};

@@ -69,11 +69,9 @@ Outcome unpack_outcome(const json& message) {
 }
 
 json pack(const SessionSettings& settings) {
-  return {{"socket", settings.socket_path},
-          {"tenant", settings.tenant},
-          {"token", settings.token},
-          {"deadline_ms", settings.deadline.count()},
-          {"is_embedded", settings.is_embedded},
+  return {{"socket", settings.socket_path}, {"tenant", settings.tenant},
+          {"token", settings.token},        {"deadline_ms", settings.deadline.count()},
+          {"device", settings.device},      {"is_embedded", settings.is_embedded},
           {"folder", settings.folder}};
 }
 
@@ -84,6 +82,7 @@ SessionSettings unpack_settings(const json& message) {
   settings.token = message.at("token").get<std::string>();
   settings.deadline = std::chrono::milliseconds(message.at("deadline_ms").get<int64_t>());
   settings.execution = Execution::kInProcess;
+  settings.device = message.at("device").get<std::string>();
   settings.is_embedded = message.at("is_embedded").get<bool>();
   settings.folder = message.at("folder").get<std::string>();
   return settings;

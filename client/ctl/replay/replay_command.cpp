@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "allocator/memory_devices.h"
 #include "client/ctl/queries.h"
 #include "client/ctl/replay/report.h"
 
@@ -119,10 +120,11 @@ class Printer {
 };
 
 // One file; an embedded daemon lives as long as that.
-int run_file(const ReplayOptions& options, bool embedded, const ReplayFile& file) {
+int run_file(const ReplayOptions& options, const std::string& device, bool embedded,
+             const ReplayFile& file) {
   std::unique_ptr<EmbeddedNode> node;
   if (embedded) {
-    auto started = start_node(file, options.memory_bytes);
+    auto started = start_node(file, options.memory_bytes, device);
     if (!started) return refuse(options, file.path, started.status(), kExitNoDaemon);
     node = std::move(*started);
   }
@@ -131,6 +133,7 @@ int run_file(const ReplayOptions& options, bool embedded, const ReplayFile& file
   settings.socket_path = node ? node->socket_path() : options.socket_path;
   settings.token = options.token;
   settings.deadline = options.deadline;
+  settings.device = device;
   settings.node = node.get();
   settings.only = options.only;
   Runner runner(file, settings, [&](const StepReport& report) { printer.step(report); });
@@ -149,14 +152,23 @@ int run_file(const ReplayOptions& options, bool embedded, const ReplayFile& file
 Status check_options(const ReplayOptions& options) {
   if (options.socket_given && options.embedded)
     return {ErrorCode::kInvalidArgument, "--socket and --embedded exclude each other"};
-  if (options.memory == "cuda" || !options.device.empty())
-    return {ErrorCode::kUnsupported,
-            (options.device.empty() ? "--memory cuda" : "--device " + options.device) +
-                std::string(" is not served: this build has pools in host memory alone")};
+  if (options.memory != "cuda" && !options.device.empty())
+    return {ErrorCode::kInvalidArgument,
+            "--device " + options.device + " names a GPU, but --memory is " + options.memory};
   if (options.only && options.files.size() > 1)
     return {ErrorCode::kInvalidArgument, "--only names a step of one file, " +
                                              std::to_string(options.files.size()) + " are given"};
   return {};
+}
+
+// The device whose memory the pools are to be.
+Result<std::string> find_device(const ReplayOptions& options) {
+  MemoryDevices devices;
+  if (options.memory != "cuda") return kHostDevice;
+  Result<std::string> device = devices.resolve(options.device.empty() ? "auto" : options.device);
+  if (device && *device == kHostDevice)
+    return Status(ErrorCode::kUnavailable, "--memory cuda: " + devices.why_no_gpu());
+  return device;
 }
 
 }  // namespace
@@ -164,6 +176,8 @@ Status check_options(const ReplayOptions& options) {
 int run_replay(const ReplayOptions& options) {
   if (Status status = check_options(options); !status.ok())
     return refuse(options, "", status, kExitUnusable);
+  const Result<std::string> device = find_device(options);
+  if (!device) return refuse(options, "", device.status(), kExitUnusable);
   std::vector<ReplayFile> files;
   for (const std::string& path : options.files) {
     auto file = read_replay(path);
@@ -180,7 +194,7 @@ int run_replay(const ReplayOptions& options) {
   int exit = 0;
   size_t num_failed = 0;
   for (const ReplayFile& file : files) {
-    const int status = run_file(options, embedded, file);
+    const int status = run_file(options, *device, embedded, file);
     exit = std::max(exit, status);
     num_failed += status != 0 ? 1 : 0;
   }

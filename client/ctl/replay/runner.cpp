@@ -31,8 +31,9 @@ bool hold(const std::vector<Finding>& findings) {
 
 }  // namespace
 
-Result<std::unique_ptr<EmbeddedNode>> start_node(const ReplayFile& file, int64_t memory_bytes) {
-  return EmbeddedNode::start(tenants_of(file), memory_bytes);
+Result<std::unique_ptr<EmbeddedNode>> start_node(const ReplayFile& file, int64_t memory_bytes,
+                                                 const std::string& device) {
+  return EmbeddedNode::start(tenants_of(file), memory_bytes, device);
 }
 
 void Runner::run() {
@@ -168,6 +169,7 @@ Outcome Runner::open_session(const Step& step, const OpenSession& open) {
   settings.token = settings_.token;
   settings.deadline = settings_.deadline;
   settings.execution = open.is_process ? Execution::kInProcess : Execution::kOnRequest;
+  settings.device = settings_.device;
   settings.is_embedded = settings_.node != nullptr;
   settings.folder = std::filesystem::path(file_.path).parent_path().string();
   std::unique_ptr<Session> session;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "allocator/memory_devices.h"
 #include "client/ctl/replay/embedded_node.h"
 #include "client/ctl/replay/parse.h"
 #include "client/ctl/replay/session.h"
@@ -31,12 +32,14 @@ struct RunSettings {
   std::string socket_path;
   std::string token;
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
-  EmbeddedNode* node = nullptr;  // the daemon, where it is the replay's own
-  std::optional<size_t> only;    // run to this step, and report it alone
+  EmbeddedNode* node = nullptr;      // the daemon, where it is the replay's own
+  std::optional<size_t> only;        // run to this step, and report it alone
+  std::string device = kHostDevice;  // of the pools
 };
 
 // A daemon for this file alone: its tenants are those that the file names.
-Result<std::unique_ptr<EmbeddedNode>> start_node(const ReplayFile& file, int64_t memory_bytes);
+Result<std::unique_ptr<EmbeddedNode>> start_node(const ReplayFile& file, int64_t memory_bytes,
+                                                 const std::string& device);
 
 class Runner {
  public:

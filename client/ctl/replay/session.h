@@ -28,6 +28,7 @@ struct SessionSettings {
   std::string token;
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
   Execution execution = Execution::kOnRequest;
+  std::string device = {};   // of the pools
   bool is_embedded = false;  // the daemon is the replay's own: any block may be seen and written
   std::string folder;        // paths in steps are relative to it
 };

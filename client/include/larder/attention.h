@@ -52,6 +52,22 @@ struct AttendBatch {
   std::span<uint8_t> out_sf = {};
 };
 
+// The same with everything in device memory (Pool::attend_in_stream). The grid of the launch comes
+// from the shapes, the lengths are read when it runs: at most block_table_stride blocks a sequence.
+struct DeviceAttendBatch {
+  TensorView q;
+  TensorView out;
+  float* lse = nullptr;
+  const int32_t* q_lens = nullptr;       // [num_seqs]; rows past their sum get out = 0, lse = -inf
+  const int32_t* seq_lens = nullptr;     // [num_seqs]
+  const int32_t* block_table = nullptr;  // [num_seqs, block_table_stride]
+  int64_t num_seqs = 0;
+  int64_t block_table_stride = 0;
+  // Instead of the options' spans, which must be empty.
+  const float* sinks = nullptr;         // [num_q_heads]
+  const float* alibi_slopes = nullptr;  // [num_q_heads]
+};
+
 // Attention of every row over its own tokens, MLA pools only (Pool::sparse_attend). Of the options
 // scale, sinks, lse_form and out_scale are used; the others must keep their defaults.
 struct SparseBatch {

@@ -88,6 +88,11 @@ struct PoolOptions : GroupOptions {
   std::string name = {};   // unique within the tenant; opening an existing pool attaches to it
   std::string model = {};  // model and revision; part of every prefix key
   Execution execution = Execution::kInProcess;
+  // Whose memory: "host", or a GPU's UUID ("GPU-..."); empty: as the daemon is configured.
+  std::string device = {};
+  // In process on a GPU: the cudaStream_t that calls are ordered in. They then return when they
+  // are enqueued, unless they write pageable host memory. nullptr: calls return when they are done.
+  void* stream = nullptr;
   std::vector<GroupOptions> more_groups = {};  // layers of other geometries
 };
 
@@ -133,6 +138,23 @@ struct PoolGroupStats {
   int64_t quarantined_executor_only = 0;
 };
 
+// Memory of the engine that its calls on request use where it lies, instead of copying it through
+// the arena.
+enum class ImportKind : uint8_t {
+  kMemfd,    // fd: a memfd with F_SEAL_SHRINK, mapped at base
+  kVmm,      // fd: an allocation of the CUDA driver, exported as a POSIX fd and mapped at base
+  kCudaIpc,  // handle: a cudaIpcMemHandle_t; where the daemon's trust_ipc_handles is true. Memory
+             // of cudaMallocAsync and of expandable segments has none
+};
+struct MemoryImport {
+  ImportKind kind = ImportKind::kMemfd;
+  void* base = nullptr;  // in this process: [base, base + size_bytes) may be named
+  int64_t size_bytes = 0;
+  int64_t offset_bytes = 0;  // of base in what fd or handle stands for
+  int fd = -1;               // stays the caller's
+  std::array<std::byte, 64> handle = {};
+};
+
 class Pool;
 class Sequence;
 
@@ -146,6 +168,21 @@ class Client {
   ~Client();
 
   Result<Pool> open_pool(const PoolOptions& options);
+
+  // For pools on request, opened before: dense tensors of append and attend that lie in the memory
+  // are used there, by the executor's GPU or CPU. The memory stays until drop_import, or the end of
+  // the session, whoever else lets go of it; with kCudaIpc, whose owner could free it, as long as
+  // the owner keeps it. Gone after a restart of the daemon (boot_id changes): calls then answer
+  // NOT_FOUND, and import again. INVALID_ARGUMENT or PERMISSION_DENIED with the reason.
+  Result<uint64_t> import_memory(const MemoryImport& memory);
+  // After it returns no call uses the memory. NOT_FOUND for an import that is not there.
+  Status drop_import(uint64_t import_id);
+  // From then on calls on request run after all work that is in the stream when they are made (a
+  // cudaStream_t of the GPU whose pool was opened first), by a word that the stream writes in the
+  // arena. They return when they are done, so what is put into the stream afterwards comes after
+  // them. UNSUPPORTED for sessions whose pools are host memory.
+  Status order_after(void* stream);
+
   uint64_t session_id() const;
   // Changes when the daemon has restarted.
   uint64_t boot_id() const;
@@ -173,9 +210,10 @@ class Pool {
 
   const AttentionGeometry& geometry() const;
   Execution execution() const;
-  int64_t num_blocks() const;  // at the pool's creation
-  int64_t max_blocks() const;  // block ids go up to this
-  bool created() const;        // false: attached to a pool that was there
+  const std::string& device() const;  // "host", or the GPU's UUID
+  int64_t num_blocks() const;         // at the pool's creation
+  int64_t max_blocks() const;         // block ids go up to this
+  bool created() const;               // false: attached to a pool that was there
 
   // A pool with several groups: each group as a Pool of its own, on whose blocks and layers all
   // calls act that are not of the whole pool (evict, stats, publish_units, lookup_units). A Pool
@@ -251,9 +289,24 @@ class Pool {
 
   Sequence begin_sequence();  // UNSUPPORTED, from its first use, in a pool with several groups
 
+  // In process on a GPU: calls in a stream of the engine (a cudaStream_t; nullptr: the default one)
+  // whose tables are in device memory, as are all tensors: enqueued and not waited for, and
+  // capturable in a CUDA graph, which reads lengths, tables and values when it is replayed. Make a
+  // call of the same shapes once before it is captured, so that the workspace is there
+  // (RESOURCE_EXHAUSTED otherwise). Nobody checks the tables: slots and blocks must be of blocks
+  // that the session holds, and what is out of range is left out. UNSUPPORTED for host memory and
+  // on request.
+  Status append_in_stream(int32_t layer, const TensorView& k, const TensorView& v,
+                          const int64_t* slots, int64_t num_slots, void* stream);
+  Status attend_in_stream(int32_t layer, const DeviceAttendBatch& batch,
+                          const AttendOptions& options, void* stream);
+  Status gather_in_stream(int32_t layer, const TensorView& k_out, const TensorView& v_out,
+                          const int64_t* slots, int64_t num_slots, void* stream);
+
   // The group's memory in this process, for engines that run their own kernels; mapped on first
   // use. Block b, layer l lies at data() + b * block_stride_bytes() + l * layer_stride_bytes().
-  // Where a pool grows, blocks that a call has named are mapped; an access to others may fault.
+  // Where a pool grows, blocks that a call has named are mapped; an access to others may fault. In
+  // a GPU pool it is a device address.
   Result<std::byte*> data();
   int64_t block_stride_bytes() const;
   int64_t layer_stride_bytes() const;
