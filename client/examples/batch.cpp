@@ -24,15 +24,28 @@ Status Batch::add(Sequence& sequence, std::span<const int32_t> tokens) {
   return {};
 }
 
+int64_t Batch::most_blocks() const {
+  size_t most = 0;
+  for (const auto& ids : block_ids_) most = std::max(most, ids.size());
+  return static_cast<int64_t>(most);
+}
+
+void Batch::write_block_table(std::span<int32_t> table, int64_t stride) const {
+  LARDER_CHECK(stride >= most_blocks(), stride, most_blocks());
+  LARDER_CHECK(static_cast<int64_t>(table.size()) == num_seqs() * stride, table.size(), stride);
+  std::fill(table.begin(), table.end(), -1);
+  auto row = table.begin();
+  for (const auto& ids : block_ids_) {
+    std::copy(ids.begin(), ids.end(), row);
+    row += static_cast<std::ptrdiff_t>(stride);
+  }
+}
+
 AttendBatch Batch::attend_batch(const TensorView& q, const TensorView& out) {
   if (block_table_.empty()) {
-    size_t stride = 1;
-    for (const auto& ids : block_ids_) stride = std::max(stride, ids.size());
-    block_table_.assign(block_ids_.size() * stride, -1);
-    for (size_t i = 0; i < block_ids_.size(); ++i)
-      std::copy(block_ids_[i].begin(), block_ids_[i].end(),
-                block_table_.begin() + static_cast<std::ptrdiff_t>(i * stride));
-    block_table_stride_ = static_cast<int64_t>(stride);
+    block_table_stride_ = most_blocks();
+    block_table_.resize(static_cast<size_t>(num_seqs() * block_table_stride_));
+    write_block_table(block_table_, block_table_stride_);
   }
   AttendBatch batch;
   batch.q = q;

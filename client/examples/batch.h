@@ -22,6 +22,12 @@ class Batch {
   std::span<const int32_t> positions() const { return positions_; }  // [num_rows]
   std::span<const int64_t> slots() const { return slots_; }          // [num_rows]
   std::span<const int32_t> last_rows() const { return last_rows_; }  // [num_seqs]
+  int64_t num_seqs() const { return static_cast<int64_t>(q_lens_.size()); }
+  std::span<const int32_t> q_lens() const { return q_lens_; }      // [num_seqs]
+  std::span<const int32_t> seq_lens() const { return seq_lens_; }  // [num_seqs], the rows included
+  int64_t most_blocks() const;                                     // of one sequence
+  // The block table [num_seqs, stride], padded with -1; stride is at least most_blocks().
+  void write_block_table(std::span<int32_t> table, int64_t stride) const;
 
   // What Pool::attend takes, for these q rows. Points into this batch.
   AttendBatch attend_batch(const TensorView& q, const TensorView& out);
@@ -34,7 +40,7 @@ class Batch {
   std::vector<int32_t> q_lens_;
   std::vector<int32_t> seq_lens_;
   std::vector<std::vector<int32_t>> block_ids_;  // one row per sequence, of its own length
-  std::vector<int32_t> block_table_;             // the same, padded with -1; made when needed
+  std::vector<int32_t> block_table_;             // as written; made when needed
   int64_t block_table_stride_ = 0;
 };
 

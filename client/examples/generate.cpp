@@ -41,7 +41,7 @@ Status Generator::start(const std::string& prompt) {
   Generation generation;
   for (const char c : prompt) generation.tokens.push_back(static_cast<uint8_t>(c));
   generation.prompt_tokens = static_cast<int64_t>(prompt.size());
-  Sequence sequence = pool_.begin_sequence();
+  Sequence sequence = runner_.pool().begin_sequence();
   if (options_.reuse_prefix) {
     const auto hit_tokens = sequence.adopt_prefix(generation.tokens);
     if (!hit_tokens) return hit_tokens.status();
@@ -98,7 +98,7 @@ Status Generator::step() {
 
 // One forward pass. A member whose tokens are all in the pool now has its next token chosen.
 Status Generator::run(Batch& batch, std::span<const size_t> members) {
-  const auto logits = model_.forward(pool_, batch, batch.last_rows());
+  const auto logits = runner_.forward(batch, batch.last_rows());
   if (!logits) return logits.status();
   for (size_t i = 0; i < members.size(); ++i) {
     const size_t index = members[i];

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "client/examples/model.h"
+#include "client/examples/model_runner.h"
 #include "larder/client.h"
 
 namespace larder::examples {
@@ -30,12 +30,12 @@ struct Generation {
   std::string text() const;  // prompt included
 };
 
-// Used by one thread. Model and pool must outlive it. After a refusal only the destructor may be
+// Used by one thread. The runner must outlive it. After a refusal only the destructor may be
 // called: K and V of the tokens in work may be missing in some layers.
 class Generator {
  public:
-  Generator(const Model& model, Pool& pool, const GenerateOptions& options)
-      : model_(model), pool_(pool), options_(options) {}
+  Generator(ModelRunner& runner, const GenerateOptions& options)
+      : runner_(runner), model_(runner.model()), options_(options) {}
 
   // INVALID_ARGUMENT for a prompt that is empty or longer than the context. All prompts go through
   // together, prefill_rows at a time; each then has its first new token.
@@ -56,8 +56,8 @@ class Generator {
   Status publish(size_t index);
   Status finish(size_t index);
 
+  ModelRunner& runner_;
   const Model& model_;
-  Pool& pool_;
   GenerateOptions options_;
   std::vector<Generation> generations_;
   std::vector<Sequence> sequences_;  // [generations_.size()]

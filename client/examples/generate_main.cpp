@@ -6,12 +6,15 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <thread>
 
 #include <nlohmann/json.hpp>
 
+#include "client/examples/cpu_runner.h"
 #include "client/examples/generate.h"
 #include "client/examples/generate_options.h"
+#include "client/examples/gpu_runner.h"
 #include "client/examples/model.h"
 #include "client/examples/poke.h"
 #include "client/examples/score.h"
@@ -50,6 +53,7 @@ Result<PoolOptions> make_pool_options(const Options& options, const Model& model
   }
   pool.num_blocks = options.num_blocks;
   pool.execution = options.execution;
+  pool.device = options.device;
   pool.name = options.pool_name;
   if (pool.name.empty()) {
     pool.name = model.name() + "-" + std::string(name(options.k_format));
@@ -111,7 +115,8 @@ struct Times {
   double longest_stall_s = 0;  // from one token to the next, without the pause
 };
 
-json generate_summary(const Generator& generator, const Times& times, const Client& client) {
+json generate_summary(const Generator& generator, const Times& times, const Client& client,
+                      const ModelRunner& runner) {
   int64_t prompt_tokens = 0, hit_tokens = 0, new_tokens = 0, appended_tokens = 0, blocks = 0;
   for (const Generation& generation : generator.generations()) {
     prompt_tokens += generation.prompt_tokens;
@@ -133,7 +138,9 @@ json generate_summary(const Generator& generator, const Times& times, const Clie
       {"bytes_per_s",
        times.decode_s > 0 ? std::llround(static_cast<double>(decoded_tokens) / times.decode_s) : 0},
       {"longest_stall_ms", std::llround(times.longest_stall_s * 1e3)},
-      {"resumes", client.resumes()}};
+      {"resumes", client.resumes()},
+      {"model_on", runner.place()},
+      {"pool_on", runner.pool().device()}};
 }
 
 json describe_generations(const Generator& generator) {
@@ -195,9 +202,9 @@ Status print_checksums(const Options& options, Pool& pool) {
   return pool.release(prefix->blocks);
 }
 
-Status generate(const Options& options, const Model& model, const Client& client, Pool& pool,
+Status generate(const Options& options, ModelRunner& runner, const Client& client,
                 const PoolOptions& pool_options) {
-  Generator generator(model, pool, options.generate);
+  Generator generator(runner, options.generate);
   TextPrinter printer(options);
   Times times;
   const auto prefill_start = Clock::now();
@@ -219,7 +226,7 @@ Status generate(const Options& options, const Model& model, const Client& client
     printer.update(generator.generations());
   }
   times.decode_s = seconds_since(decode_start);
-  const json summary = generate_summary(generator, times, client);
+  const json summary = generate_summary(generator, times, client, runner);
   if (options.json) {
     json object = describe_pool(pool_options);
     object["texts"] = describe_generations(generator);
@@ -230,21 +237,20 @@ Status generate(const Options& options, const Model& model, const Client& client
   return {};
 }
 
-Status score(const Options& options, const Model& model, Pool& pool,
-             const PoolOptions& pool_options) {
-  const int32_t context_tokens = model.config().context_tokens;
+Status score(const Options& options, ModelRunner& runner, const PoolOptions& pool_options) {
+  const ModelConfig& config = runner.model().config();
+  const int32_t context_tokens = config.context_tokens;
   const auto text =
       read_windows(options.score_path, options.first_window, options.num_windows, context_tokens);
   if (!text) return text.status();
   const auto start = Clock::now();
-  const ModelConfig& config = model.config();
   KeyDump dump(config.num_layers, config.num_kv_heads, config.head_dim);
   std::vector<double> bits_per_byte;
   double sum = 0;
   for (int64_t window = 0; window < options.num_windows; ++window) {
     const auto bytes = std::string_view(*text).substr(static_cast<size_t>(window * context_tokens),
                                                       static_cast<size_t>(context_tokens) + 1);
-    const auto bits = score_window(model, pool, bytes, options.generate.prefill_rows,
+    const auto bits = score_window(runner, bytes, options.generate.prefill_rows,
                                    options.dump_keys_path.empty() ? nullptr : &dump);
     if (!bits) return bits.status();
     bits_per_byte.push_back(*bits);
@@ -260,7 +266,9 @@ Status score(const Options& options, const Model& model, Pool& pool,
   const json summary = {{"windows", options.num_windows},
                         {"scored_bytes", scored_bytes},
                         {"seconds", std::round(seconds * 1e3) / 1e3},
-                        {"bytes_per_s", std::llround(static_cast<double>(scored_bytes) / seconds)}};
+                        {"bytes_per_s", std::llround(static_cast<double>(scored_bytes) / seconds)},
+                        {"model_on", runner.place()},
+                        {"pool_on", runner.pool().device()}};
   if (options.json) {
     json object = describe_pool(pool_options);
     object["bits_per_byte_each"] = bits_per_byte;
@@ -274,6 +282,14 @@ Status score(const Options& options, const Model& model, Pool& pool,
   return {};
 }
 
+// On the pool's GPU where its memory is at hand, else on the CPU.
+Result<std::unique_ptr<ModelRunner>> make_runner(const Options& options, const Model& model,
+                                                 Pool& pool) {
+  if (pool.execution() == Execution::kInProcess && pool.device() != "host")
+    return make_gpu_runner(model, pool, options.graph);
+  return make_cpu_runner(model, pool);
+}
+
 Status run(const Options& options) {
   const auto model = Model::load(options.model_directory);
   if (!model) return model.status();
@@ -284,8 +300,10 @@ Status run(const Options& options) {
   auto pool = client->open_pool(*pool_options);
   if (!pool) return pool.status();
   if (options.checksum) return print_checksums(options, *pool);
-  return options.score_path.empty() ? generate(options, *model, *client, *pool, *pool_options)
-                                    : score(options, *model, *pool, *pool_options);
+  const auto runner = make_runner(options, *model, *pool);
+  if (!runner) return runner.status();
+  return options.score_path.empty() ? generate(options, **runner, *client, *pool_options)
+                                    : score(options, **runner, *pool_options);
 }
 
 }  // namespace

@@ -70,6 +70,12 @@ void add_pool_options(CLI::App& app, Options& options) {
       app, "--execution", kExecutionNames,
       "who runs append and attend: this process (default), or the daemon's executor",
       [&options](Execution execution) { options.execution = execution; });
+  app.add_option("--device", options.device,
+                 "whose memory the pool is: host, auto (a GPU where larderd finds one), or a GPU's "
+                 "UUID; default: as larderd is configured. In process the model runs on a pool's "
+                 "GPU too, in float32; else on the CPU");
+  app.add_flag("--graph,!--no-graph", options.graph,
+               "on a GPU: decode by replaying a CUDA graph (default), or kernel by kernel");
   app.add_option("--block-tokens", options.block_tokens, "tokens of a block")
       ->check(CLI::Range(1, kMaxBlockTokensOption))
       ->capture_default_str();

@@ -20,6 +20,8 @@ struct Options {
   KeyTransform key_transform = KeyTransform::kNone;
   std::string key_offsets_path;  // for the centred transforms
   Execution execution = Execution::kInProcess;
+  std::string device;  // of the pool's memory: "host", "auto" or a UUID; empty: as larderd says
+  bool graph = true;   // on a GPU
   int32_t block_tokens = 16;
   int64_t num_blocks = 512;
   GenerateOptions generate;

@@ -18,12 +18,18 @@ Matrix rms_norm(const Matrix& x, const RowVector& weight, float epsilon) {
   return out;
 }
 
-RopeTable make_rope_table(std::span<const int32_t> positions, int32_t head_dim, float theta) {
+std::vector<float> rope_frequencies(int32_t head_dim, float theta) {
   const int32_t half = head_dim / 2;
   std::vector<float> frequencies(static_cast<size_t>(half));
   for (int32_t i = 0; i < half; ++i)
     frequencies[static_cast<size_t>(i)] =
         1.0f / std::pow(theta, static_cast<float>(2 * i) / static_cast<float>(head_dim));
+  return frequencies;
+}
+
+RopeTable make_rope_table(std::span<const int32_t> positions, int32_t head_dim, float theta) {
+  const int32_t half = head_dim / 2;
+  const std::vector<float> frequencies = rope_frequencies(head_dim, theta);
   const auto num_rows = static_cast<Eigen::Index>(positions.size());
   RopeTable table = {Matrix(num_rows, half), Matrix(num_rows, half)};
   for (Eigen::Index row = 0; row < num_rows; ++row) {

@@ -18,8 +18,10 @@ struct RopeTable {
   Matrix sines;    // [num_rows, head_dim / 2]
 };
 
-// angle(row, i) = positions[row] * theta^(-2i / head_dim), computed in float32 as the models were
-// trained.
+// theta^(-2i / head_dim) for i < head_dim / 2, computed in float32 as the models were trained.
+std::vector<float> rope_frequencies(int32_t head_dim, float theta);
+
+// angle(row, i) = positions[row] * frequency i, in float32 likewise.
 RopeTable make_rope_table(std::span<const int32_t> positions, int32_t head_dim, float theta);
 
 // Rotates every head of every row in place, in the rotate-half form: element i is paired with

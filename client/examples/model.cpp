@@ -3,17 +3,8 @@
 #include <bit>
 #include <cstdio>
 
-#include "client/examples/layer_math.h"
-
 namespace larder::examples {
 namespace {
-
-// x * weight^T, the product of a linear layer.
-Matrix linear(const Matrix& x, const Matrix& weight) {
-  Matrix out(x.rows(), weight.rows());
-  out.noalias() = x * weight.transpose();
-  return out;
-}
 
 // FNV-1a, 64 bits, over the float32 bit patterns.
 class Fingerprint {
@@ -56,46 +47,6 @@ std::string fingerprint(const ModelConfig& config, const ModelWeights& weights) 
   return hash.text();
 }
 
-// The attention part of a layer: its output before the residual connection.
-Result<Matrix> attention(Pool& pool, Batch& batch, int32_t layer_index, const ModelConfig& config,
-                         const LayerWeights& layer, const RopeTable& rope, const Matrix& x,
-                         KeyDump* dump) {
-  const int64_t num_rows = batch.num_rows();
-  const Matrix normed = rms_norm(x, layer.attention_norm, config.rms_norm_epsilon);
-  Matrix query = linear(normed, layer.query);
-  Matrix key = linear(normed, layer.key);
-  const Matrix value = linear(normed, layer.value);
-  apply_rope(rope, query);
-  apply_rope(rope, key);
-
-  auto key_bits = round_to_bf16(key);
-  auto value_bits = round_to_bf16(value);
-  if (dump != nullptr) dump->add(layer_index, key_bits);
-  const auto kv_view = [&](std::vector<uint16_t>& bits) {
-    return dense_tensor(bits.data(), Dtype::kBf16, num_rows, config.num_kv_heads, config.head_dim);
-  };
-  if (Status status =
-          pool.append(layer_index, kv_view(key_bits), kv_view(value_bits), batch.slots());
-      !status.ok())
-    return status;
-
-  Matrix attended(num_rows, query.cols());
-  const auto q_view = [&](Matrix& rows) {
-    return dense_tensor(rows.data(), Dtype::kFp32, num_rows, config.num_q_heads, config.head_dim);
-  };
-  if (Status status = pool.attend(layer_index, batch.attend_batch(q_view(query), q_view(attended)));
-      !status.ok())
-    return status;
-  return linear(attended, layer.attention_output);
-}
-
-Matrix mlp(const ModelConfig& config, const LayerWeights& layer, const Matrix& x) {
-  const Matrix normed = rms_norm(x, layer.mlp_norm, config.rms_norm_epsilon);
-  Matrix gate = linear(normed, layer.gate);
-  swiglu(gate, linear(normed, layer.up));
-  return linear(gate, layer.down);
-}
-
 }  // namespace
 
 Model::Model(const std::string& name, ModelConfig config, ModelWeights weights)
@@ -126,30 +77,6 @@ AttentionGeometry Model::geometry(KvFormat k_format, KvFormat v_format,
   geometry.k_format = k_format;
   geometry.v_format = v_format;
   return geometry;
-}
-
-Result<Matrix> Model::forward(Pool& pool, Batch& batch, std::span<const int32_t> logit_rows,
-                              KeyDump* dump) const {
-  const auto tokens = batch.tokens();
-  Matrix x(batch.num_rows(), config_.hidden_size);
-  for (Eigen::Index row = 0; row < x.rows(); ++row) {
-    const int32_t token = tokens[static_cast<size_t>(row)];
-    LARDER_CHECK(token >= 0 && token < kByteVocabulary, token);
-    x.row(row) = weights_.embedding.row(token);
-  }
-  const RopeTable rope = make_rope_table(batch.positions(), config_.head_dim, config_.rope_theta);
-  for (int32_t index = 0; index < config_.num_layers; ++index) {
-    const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
-    const auto attended = attention(pool, batch, index, config_, layer, rope, x, dump);
-    if (!attended) return attended.status();
-    x += *attended;
-    x += mlp(config_, layer, x);
-  }
-  Matrix wanted(static_cast<Eigen::Index>(logit_rows.size()), x.cols());
-  for (size_t i = 0; i < logit_rows.size(); ++i)
-    wanted.row(static_cast<Eigen::Index>(i)) = x.row(logit_rows[i]);
-  wanted = rms_norm(wanted, weights_.final_norm, config_.rms_norm_epsilon);
-  return linear(wanted, config_.tied_embeddings ? weights_.embedding : weights_.output);
 }
 
 }  // namespace larder::examples

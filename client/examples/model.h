@@ -1,16 +1,13 @@
 // A Llama-style decoder in float32 whose keys and values live in a Larder pool and nowhere else:
 // each layer appends its K (after rotary embedding) and V, rounded to bf16, and asks the pool for
-// the attention.
+// the attention. This is what it consists of; a ModelRunner (model_runner.h) runs it.
 #pragma once
 
 #include <filesystem>
-#include <span>
 #include <string>
 
-#include "client/examples/batch.h"
-#include "client/examples/key_dump.h"
 #include "client/examples/weights.h"
-#include "larder/client.h"
+#include "larder/kv_format.h"
 
 namespace larder::examples {
 
@@ -21,17 +18,13 @@ class Model {
   Model(const std::string& name, ModelConfig config, ModelWeights weights);
 
   const ModelConfig& config() const { return config_; }
+  const ModelWeights& weights() const { return weights_; }
   const std::string& name() const { return name_; }
   // Name and a fingerprint of the weights: part of every prefix key, so that blocks of one set of
   // weights are never taken for another's. The fingerprint detects accidents, not forgery.
   const std::string& revision() const { return revision_; }
 
   AttentionGeometry geometry(KvFormat k_format, KvFormat v_format, int32_t block_tokens) const;
-
-  // Runs the batch through all layers. Returns the logits [logit_rows.size(), 256] of those rows.
-  // The keys of all layers go to `dump` too, where there is one.
-  Result<Matrix> forward(Pool& pool, Batch& batch, std::span<const int32_t> logit_rows,
-                         KeyDump* dump = nullptr) const;
 
  private:
   std::string name_;

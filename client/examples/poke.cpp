@@ -1,5 +1,9 @@
 #include "client/examples/poke.h"
 
+#include <array>
+#include <cstddef>
+#include <vector>
+
 namespace larder::examples {
 namespace {
 
@@ -31,15 +35,13 @@ Result<PokeReport> poke_value(const ClientOptions& client_options, PoolOptions p
   pool_options.execution = Execution::kInProcess;  // the one that maps the memory
   auto pool = client->open_pool(pool_options);
   if (!pool) return pool.status();
-  const auto data = pool->data();
-  if (!data) return data.status();
 
   const AttentionGeometry& geometry = pool->geometry();
   LARDER_CHECK(layer >= 0 && layer < geometry.num_layers && block_id >= 0, layer, block_id);
   LARDER_CHECK(offset_tokens >= 0 && offset_tokens < geometry.block_tokens, offset_tokens);
   const PageLayout page = page_layout(geometry);
   const KvFormat format = geometry.v_format;
-  int64_t offset_bytes = block_id * pool->block_stride_bytes() + layer * pool->layer_stride_bytes();
+  int64_t offset_bytes = 0;  // in the page
   if (format == KvFormat::kNvfp4)
     offset_bytes +=
         page.v_scale_offset_bytes + offset_tokens * row_scale_bytes(format, geometry.v_dim);
@@ -49,12 +51,18 @@ Result<PokeReport> poke_value(const ClientOptions& client_options, PoolOptions p
   // Little-endian: the exponent of a 16-bit element is in its second byte.
   if (format == KvFormat::kBf16 || format == KvFormat::kFp16) offset_bytes += 1;
 
-  auto* byte = reinterpret_cast<uint8_t*>(*data) + offset_bytes;
+  // As a page, so that it may lie in a GPU.
+  const std::array<int32_t, 1> block = {block_id};
+  std::vector<std::byte> bytes(static_cast<size_t>(pool->page_bytes()));
+  if (Status status = pool->read_pages(layer, block, bytes); !status.ok()) return status;
+  std::byte& byte = bytes[static_cast<size_t>(offset_bytes)];
   PokeReport report;
-  report.offset_bytes = offset_bytes;
-  report.before = *byte;
+  report.offset_bytes =
+      block_id * pool->block_stride_bytes() + layer * pool->layer_stride_bytes() + offset_bytes;
+  report.before = static_cast<uint8_t>(byte);
   report.after = enlarged(format, report.before);
-  *byte = report.after;
+  byte = static_cast<std::byte>(report.after);
+  if (Status status = pool->write_pages(layer, block, bytes); !status.ok()) return status;
   return report;
 }
 

@@ -16,7 +16,8 @@ struct PokeReport {
 
 // Changes the V of one token in one layer, KV head 0: the byte that holds the exponent of element
 // 0, or the scale of elements 0 to 15 in nvfp4, becomes one of a value of 128 or more. A byte of
-// that size is seen by every later token that attends to this one. Host memory only.
+// that size is seen by every later token that attends to this one. Nothing may append to that block
+// in that layer meanwhile: its page is read and written as a whole.
 Result<PokeReport> poke_value(const ClientOptions& client_options, PoolOptions pool_options,
                               int32_t layer, int32_t block_id, int32_t offset_tokens);
 

@@ -37,8 +37,8 @@ Result<std::string> read_windows(const std::filesystem::path& path, int64_t firs
   return text;
 }
 
-Result<double> score_window(const Model& model, Pool& pool, std::string_view window,
-                            int32_t prefill_rows, KeyDump* dump) {
+Result<double> score_window(ModelRunner& runner, std::string_view window, int32_t prefill_rows,
+                            KeyDump* dump) {
   LARDER_CHECK(window.size() >= 2 && prefill_rows >= 1, window.size(), prefill_rows);
   std::vector<int32_t> tokens;
   for (const char c : window) tokens.push_back(static_cast<uint8_t>(c));
@@ -46,14 +46,14 @@ Result<double> score_window(const Model& model, Pool& pool, std::string_view win
   std::vector<int32_t> all_rows(static_cast<size_t>(prefill_rows));
   std::iota(all_rows.begin(), all_rows.end(), 0);
 
-  Sequence sequence = pool.begin_sequence();
+  Sequence sequence = runner.pool().begin_sequence();
   double bits = 0;
   for (size_t first = 0; first < num_predictions; first += static_cast<size_t>(prefill_rows)) {
     const size_t rows = std::min(static_cast<size_t>(prefill_rows), num_predictions - first);
     Batch batch;
     if (Status status = batch.add(sequence, std::span(tokens).subspan(first, rows)); !status.ok())
       return status;
-    const auto logits = model.forward(pool, batch, std::span(all_rows).first(rows), dump);
+    const auto logits = runner.forward(batch, std::span(all_rows).first(rows), dump);
     if (!logits) return logits.status();
     for (size_t i = 0; i < rows; ++i)
       bits += bits_of(*logits, static_cast<Eigen::Index>(i), tokens[first + i + 1]);

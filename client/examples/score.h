@@ -5,8 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "client/examples/model.h"
-#include "larder/client.h"
+#include "client/examples/model_runner.h"
 
 namespace larder::examples {
 
@@ -18,7 +17,7 @@ Result<std::string> read_windows(const std::filesystem::path& path, int64_t firs
 
 // Mean of -log2 p(byte) over the windows' predictions, for one window [context + 1 bytes]. Takes a
 // fresh sequence and releases it. prefill_rows: rows of one forward pass. `dump` may be null.
-Result<double> score_window(const Model& model, Pool& pool, std::string_view window,
-                            int32_t prefill_rows, KeyDump* dump);
+Result<double> score_window(ModelRunner& runner, std::string_view window, int32_t prefill_rows,
+                            KeyDump* dump);
 
 }  // namespace larder::examples
