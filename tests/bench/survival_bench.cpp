@@ -7,15 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <fcntl.h>
-#include <fstream>
 #include <functional>
 #include <memory>
-#include <netinet/in.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,103 +18,10 @@
 
 #include "larder/check.h"
 #include "larder/client.h"
-#include "larder/own_fd.h"
-#include "tests/support/process.h"
+#include "tests/bench/bench_node.h"
 
 namespace larder::test {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-using nlohmann::json;
-
-double us_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
-template <typename Value>
-Value must(Result<Value> result) {
-  LARDER_CHECK(result.ok(), result.status().to_string());
-  return std::move(*result);
-}
-void must(const Status& status) { LARDER_CHECK(status.ok(), status.to_string()); }
-
-json show(std::vector<double> times_us) {
-  std::sort(times_us.begin(), times_us.end());
-  const auto at = [&](double part) {
-    return times_us[static_cast<size_t>(part * static_cast<double>(times_us.size() - 1))];
-  };
-  return {{"count", times_us.size()},
-          {"min_us", times_us.front()},
-          {"p50_us", at(0.5)},
-          {"p99_us", at(0.99)},
-          {"max_us", times_us.back()}};
-}
-
-// A port that was free a moment ago.
-uint16_t free_port() {
-  const OwnFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  LARDER_CHECK(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
-  LARDER_CHECK(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
-  return ntohs(address.sin_port);
-}
-
-class Daemons {
- public:
-  Daemons() : port_(free_port()) {
-    keeper_ = std::make_unique<Process>(
-        std::vector<std::string>{program("larder-keeper"), "--socket", path("keeper.sock")}, "");
-    LARDER_CHECK(eventually([&] { return ::access(path("keeper.sock").c_str(), F_OK) == 0; }));
-    start_larderd();
-  }
-
-  std::string socket() const { return path("larderd.sock"); }
-  // From exec to a page that says ok.
-  double start_larderd() {
-    const auto start = Clock::now();
-    larderd_ = std::make_unique<Process>(
-        std::vector<std::string>{program("larderd"), "--socket", socket(), "--keeper",
-                                 path("keeper.sock"), "--http-port", std::to_string(port_),
-                                 "--memory-bytes", "16GiB", "--log-level", "warning"},
-        "");
-    while (!is_ready()) LARDER_CHECK(us_since(start) < 30e6, "larderd is not ready after 30 s");
-    return us_since(start);
-  }
-  void kill_larderd() {
-    larderd_->signal(SIGKILL);
-    LARDER_CHECK(larderd_->wait_exit(std::chrono::seconds(10)).has_value());
-  }
-
- private:
-  static std::string program(const std::string& name) {
-    return std::string(LARDER_BIN_DIR) + "/" + name;
-  }
-  std::string path(const std::string& name) const { return folder_.file(name); }
-  bool is_ready() const {
-    const OwnFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port_);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-      ::sched_yield();  // the processor is larderd's
-      return false;
-    }
-    constexpr std::string_view kRequest = "GET /readyz HTTP/1.0\r\n\r\n";
-    if (::send(socket.get(), kRequest.data(), kRequest.size(), MSG_NOSIGNAL) < 0) return false;
-    std::string answer(512, '\0');
-    const ssize_t size = ::recv(socket.get(), answer.data(), answer.size(), 0);
-    return size > 0 && answer.find(" 200 ") != std::string::npos;
-  }
-
-  TemporaryFolder folder_;
-  uint16_t port_;
-  std::unique_ptr<Process> keeper_;
-  std::unique_ptr<Process> larderd_;
-};
 
 Client connect(const Daemons& daemons) {
   return must(Client::connect({.socket_path = daemons.socket(), .name = "bench"}));
@@ -250,25 +152,6 @@ json bench_fence(Execution execution) {
     ::waitpid(engine, nullptr, 0);
   }
   return show(times);
-}
-
-std::string line_of(const std::string& path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with(key)) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
-json conditions() {
-  char date[32];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-  double load[3] = {};
-  (void)!::getloadavg(load, 3);
-  return {{"date", date},
-          {"cpu", line_of("/proc/cpuinfo", "model name")},
-          {"cpus", ::sysconf(_SC_NPROCESSORS_ONLN)},
-          {"load_1min", load[0]}};
 }
 
 // All parts, or those that are named.

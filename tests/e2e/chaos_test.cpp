@@ -344,7 +344,11 @@ TEST_CASE("text goes on, byte for byte, while any process is killed at any momen
     INFO("process ", i, ": ", before.fds[i], " fds and ", before.kib[i], " KiB before, ",
          after.fds[i], " and ", after.kib[i], " after\n", before.fd_lists[i], "\n",
          after.fd_lists[i]);
-    CHECK(after.fds[i] == before.fds[i]);
+    // A larderd that has recovered pools on a GPU has not loaded the driver, which has fds too.
+    if (std::getenv("LARDER_TEST_DEVICE") != nullptr)
+      CHECK(after.fds[i] <= before.fds[i]);
+    else
+      CHECK(after.fds[i] == before.fds[i]);
     CHECK(after.kib[i] < before.kib[i] + kGrowthKib);
   }
   std::printf("larder-chaos: %lld texts in %.1f s;", static_cast<long long>(storm.num_texts()),

@@ -76,15 +76,15 @@ TEST_CASE("the handshake is checked field by field, and may be tried again") {
   CHECK(wire.refusal(protocol::GetStatus{}) == ErrorCode::kOk);
 }
 
-TEST_CASE("requests that nobody serves yet are UNSUPPORTED by name") {
+TEST_CASE("what nobody serves is UNSUPPORTED by name") {
   Node node;
   Wire wire(node);
   REQUIRE(wire.refusal(wire.hello()) == ErrorCode::kOk);
-  const protocol::Reply reply = wire.exchange(protocol::Unserved{"registerImport"});
+  const protocol::Reply reply = wire.exchange(protocol::RegisterImport{4096, "dma_buf", "", 0});
   const auto* status = std::get_if<Status>(&reply.body);
   REQUIRE(status != nullptr);
   CHECK(status->code() == ErrorCode::kUnsupported);
-  CHECK(status->message().find("registerImport") != std::string::npos);
+  CHECK(status->message().find("\"dma_buf\"; served: memfd, vmm, cuda_ipc") != std::string::npos);
   protocol::GroupSpec mla{"m", 64, 4, 0, "BLHNC", false, {}, protocol::MlaGroup{2, "v4", {}}};
   CHECK(wire.refusal(protocol::OpenPool{{"p", "m", {mla}}}) == ErrorCode::kUnsupported);
   protocol::GroupSpec opaque{"o", 64, 4, 0, "BLHNC", false, {}, protocol::OpaqueGroup{4096}};

@@ -87,12 +87,13 @@ TEST_CASE("a file that cannot be used runs nothing") {
   CHECK(run({program("larderctl"), "replay"}).exit_code == 2);
 }
 
-TEST_CASE("options that exclude each other, and memory that is not served") {
+TEST_CASE("options that exclude each other, and a GPU that is not there") {
   const Case folder;
   CHECK(folder.replay(kPool, {"--embedded", "--socket", "/nonexistent"}).exit_code == 2);
-  const Output cuda = folder.replay(kPool, {"--embedded", "--memory", "cuda"});
+  const Output cuda = folder.replay(kPool, {"--embedded", "--memory", "cuda", "--device",
+                                            "GPU-00000000-0000-0000-0000-000000000001"});
   CHECK(cuda.exit_code == 2);
-  CHECK(has(cuda.stderr_text, "--memory cuda is not served"));
+  CHECK(has(cuda.stderr_text, "GPU-00000000-0000-0000-0000-000000000001"));
   CHECK(folder.replay(kPool, {"--embedded", "--device", "GPU-1"}).exit_code == 2);
   CHECK(folder.replay(kPool, {"--embedded", "--only", "2"}).exit_code == 2);
 }

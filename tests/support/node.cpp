@@ -1,6 +1,8 @@
 #include "tests/support/node.h"
 
+#include <algorithm>
 #include <arpa/inet.h>
+#include <cstdlib>
 #include <netinet/in.h>
 #include <regex>
 #include <signal.h>
@@ -69,6 +71,10 @@ void Node::start_larderd() {
   std::vector<std::string> argv = {program("larderd"), "--socket",    socket(), "--keeper",
                                    keeper_socket(),    "--http-port", "0"};
   argv.insert(argv.end(), options_.begin(), options_.end());
+  if (std::find(options_.begin(), options_.end(), "--device") == options_.end()) {
+    const char* device = std::getenv("LARDER_TEST_DEVICE");  // whose memory the pools are
+    argv.insert(argv.end(), {"--device", device == nullptr ? "host" : device});
+  }
   larderd_.reset();
   larderd_.emplace(argv, folder_.file("larderd.log"));
 }

@@ -1,0 +1,194 @@
+// Calls in process on the engine's stream: graphs that follow tables, lengths and values on the
+// device, pools that grow under them, and the same results as on host memory.
+#include <cmath>
+#include <random>
+
+#include "tests/gpu/gpu_node.h"
+#include "tests/support/random.h"
+
+namespace larder::test {
+namespace {
+
+constexpr int kHeads = 2, kQueryHeads = 8, kDim = 64, kBlockTokens = 16, kBlocks = 12;
+
+PoolOptions pool_options(const std::string& name, const std::string& device) {
+  PoolOptions options = small_pool(name, Execution::kInProcess, KvFormat::kNvfp4, kBlocks);
+  options.geometry.num_kv_heads = kHeads;
+  options.key_transform = KeyTransform::kRotated;
+  options.device = device;
+  return options;
+}
+
+std::vector<float> normal(std::mt19937_64& engine, int64_t count) {
+  std::normal_distribution<float> values;
+  std::vector<float> result(static_cast<size_t>(count));
+  for (float& value : result) value = values(engine);
+  return result;
+}
+
+// One sequence's append and decode step, as a graph; beside it the same on host memory.
+struct Step {
+  explicit Step(Node& node)
+      : client(node.connect()),
+        gpu(must(client.open_pool(pool_options("gpu", "auto")))),
+        host(must(client.open_pool(pool_options("host", "host")))),
+        k(kHeads * kDim * sizeof(float)),
+        v(kHeads * kDim * sizeof(float)),
+        q(kQueryHeads * kDim * sizeof(float)),
+        out(kQueryHeads * kDim * sizeof(float)),
+        slot(sizeof(int64_t)),
+        seq_len(sizeof(int32_t)),
+        q_len(std::vector<int32_t>{1}),
+        table(kBlocks * sizeof(int32_t)) {
+    (void)must(gpu.allocate(kBlocks));
+    (void)must(host.allocate(kBlocks));
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  }
+
+  void enqueue() {
+    must(gpu.append_in_stream(0, dense_tensor(k.data<float>(), Dtype::kFp32, 1, kHeads, kDim),
+                              dense_tensor(v.data<float>(), Dtype::kFp32, 1, kHeads, kDim),
+                              slot.data<int64_t>(), 1, stream));
+    DeviceAttendBatch batch;
+    batch.q = dense_tensor(q.data<float>(), Dtype::kFp32, 1, kQueryHeads, kDim);
+    batch.out = dense_tensor(out.data<float>(), Dtype::kFp32, 1, kQueryHeads, kDim);
+    batch.q_lens = q_len.data<int32_t>();
+    batch.seq_lens = seq_len.data<int32_t>();
+    batch.block_table = table.data<int32_t>();
+    batch.num_seqs = 1;
+    batch.block_table_stride = kBlocks;
+    must(gpu.attend_in_stream(0, batch, {}, stream));
+  }
+
+  Client client;
+  Pool gpu, host;
+  DeviceBytes k, v, q, out, slot, seq_len, q_len, table;
+  cudaStream_t stream = nullptr;
+};
+
+template <typename T>
+void put(const DeviceBytes& to, const std::vector<T>& values) {
+  REQUIRE(cudaMemcpy(to.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) ==
+          cudaSuccess);
+}
+
+// Token `token` of a sequence over a shuffled block table, on both memories.
+void replay_token(Step& step, cudaGraphExec_t graph, std::mt19937_64& engine, int32_t token,
+                  const std::vector<int32_t>& table) {
+  std::vector<float> k = normal(engine, kHeads * kDim), v = normal(engine, kHeads * kDim);
+  std::vector<float> q = normal(engine, kQueryHeads * kDim), wanted(kQueryHeads * kDim);
+  const int64_t slot = int64_t{table[static_cast<size_t>(token / kBlockTokens)]} * kBlockTokens +
+                       token % kBlockTokens;
+  put(step.k, k);
+  put(step.v, v);
+  put(step.q, q);
+  put(step.slot, std::vector<int64_t>{slot});
+  put(step.seq_len, std::vector<int32_t>{token + 1});
+  put(step.table, table);
+  REQUIRE(cudaMemset(step.out.data(), 0xFF, step.out.size()) == cudaSuccess);
+  REQUIRE(cudaGraphLaunch(graph, step.stream) == cudaSuccess);
+  REQUIRE(cudaStreamSynchronize(step.stream) == cudaSuccess);
+  must(step.host.append(0, dense_tensor(k.data(), Dtype::kFp32, 1, kHeads, kDim),
+                        dense_tensor(v.data(), Dtype::kFp32, 1, kHeads, kDim), {&slot, 1}));
+  const int32_t one = 1, length = token + 1;
+  AttendBatch batch;
+  batch.q = dense_tensor(q.data(), Dtype::kFp32, 1, kQueryHeads, kDim);
+  batch.out = dense_tensor(wanted.data(), Dtype::kFp32, 1, kQueryHeads, kDim);
+  batch.q_lens = {&one, 1};
+  batch.seq_lens = {&length, 1};
+  batch.block_table = table;
+  batch.block_table_stride = kBlocks;
+  must(step.host.attend(0, batch));
+  const std::vector<float> got = step.out.read<float>();
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    error += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+    norm += wanted[i] * wanted[i];
+  }
+  CHECK(std::sqrt(error / norm) < 1e-4);  // false for a NaN too
+}
+
+TEST_CASE("one graph of append and attend follows tables, lengths and values on the device") {
+  if (!has_gpu()) return;
+  Node node(gpu_options());
+  Step step(node);
+  auto engine = random_engine(1);
+  put(step.slot, std::vector<int64_t>{-1});
+  put(step.seq_len, std::vector<int32_t>{0});
+  put(step.table, std::vector<int32_t>(kBlocks, 0));
+  step.enqueue();  // the workspace is there from now on
+  REQUIRE(cudaStreamSynchronize(step.stream) == cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  REQUIRE(cudaStreamBeginCapture(step.stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+  step.enqueue();
+  REQUIRE(cudaStreamEndCapture(step.stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+  std::vector<int32_t> table(kBlocks);
+  for (int32_t i = 0; i < kBlocks; ++i) table[static_cast<size_t>(i)] = i;
+  std::shuffle(table.begin(), table.end(), engine);
+  for (int32_t token = 0; token < kBlocks * kBlockTokens; ++token)
+    replay_token(step, executable, engine, token, table);
+  // What lies in both pools is the same, byte for byte.
+  CHECK(must(step.gpu.checksum(table)) == must(step.host.checksum(table)));
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+TEST_CASE("calls in a stream are refused where there is none, by name") {
+  if (!has_gpu()) return;
+  Node node(gpu_options());
+  Client client = node.connect();
+  Pool host = must(client.open_pool(pool_options("host", "host")));
+  float* nothing = nullptr;
+  const TensorView none = dense_tensor(nothing, Dtype::kFp32, 0, kHeads, kDim);
+  CHECK(host.append_in_stream(0, none, none, nullptr, 0, nullptr).code() ==
+        ErrorCode::kUnsupported);
+  PoolOptions elsewhere = pool_options("nowhere", "GPU-00000000-0000-0000-0000-000000000001");
+  const Status status = client.open_pool(elsewhere).status();
+  CHECK(status.code() == ErrorCode::kNotFound);
+  CHECK(status.message().find("GPU-") != std::string::npos);
+}
+
+TEST_CASE("a captured graph reads the same bytes after the pool has grown and another has shrunk") {
+  if (!has_gpu()) return;
+  Node node(gpu_options());
+  Client client = node.connect();
+  PoolOptions options = byte_pool("grows", 8, Execution::kInProcess);
+  options.max_blocks = 64;
+  options.segment_bytes = int64_t{16} << 20;
+  Pool pool = must(client.open_pool(options));
+  options.name = "shrinks";
+  options.num_blocks = 64;
+  options.max_blocks = 128;
+  Pool other = must(client.open_pool(options));
+  const std::vector<BlockHandle> blocks = must(pool.allocate(8));
+  std::vector<int32_t> ids;
+  for (const BlockHandle& block : blocks) ids.push_back(block.id);
+  std::vector<std::byte> bytes(ids.size() * static_cast<size_t>(pool.page_bytes()));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 131 >> 8);
+  must(pool.write_pages(0, ids, bytes));
+  const auto page = static_cast<size_t>(pool.page_bytes());
+  std::byte* const base = must(pool.data());
+  DeviceBytes copy(page);
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+  REQUIRE(cudaMemcpyAsync(copy.data(), base + ids[3] * pool.block_stride_bytes(), page,
+                          cudaMemcpyDeviceToDevice, stream) == cudaSuccess);
+  REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+  CHECK(must(pool.resize(64)).blocks_after == 64);
+  CHECK(must(other.resize(8)).blocks_after == 8);
+  (void)must(pool.allocate(40));
+  CHECK(must(pool.data()) == base);
+  REQUIRE(cudaGraphLaunch(executable, stream) == cudaSuccess);
+  REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+  const std::vector<std::byte> got = copy.read();
+  CHECK(std::equal(got.begin(), got.end(), bytes.begin() + static_cast<std::ptrdiff_t>(3 * page)));
+}
+
+}  // namespace
+}  // namespace larder::test
