@@ -71,6 +71,26 @@ packages() {
     echo "NOTE: installed $missing"
 }
 
+# The CUDA compiler: the machine's own, or NVIDIA's wheels from PyPI, as Debian 12 has none so new.
+cuda_wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
+  nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cuda-culibos==13.0.85
+  nvidia-cublas==13.1.0.3)
+wheel_folder() { [ ! -d build/cuda ] || find build/cuda -path '*/nvidia/cu13' -type d -print -quit; }
+toolkit() {
+  if command -v nvcc >/dev/null; then
+    echo "NOTE: $(command -v nvcc)"
+    return 0
+  fi
+  run python3 -m venv build/cuda && run build/cuda/bin/pip install -q "${cuda_wheels[@]}" &&
+    ln -sfn lib "$(wheel_folder)/lib64" && echo 'NOTE: nvcc of PyPI, in build/cuda'
+}
+use_toolkit() {
+  local folder
+  if [ -x /usr/local/cuda/bin/nvcc ]; then export PATH=$PATH:/usr/local/cuda/bin; fi
+  folder=$(wheel_folder)
+  if [ -n "$folder" ]; then export PATH=$PATH:$root/$folder/bin; fi
+}
+
 # Stops here if a package is missing and this user cannot install it.
 require_packages() {
   local missing='' sudo=''
@@ -204,17 +224,22 @@ mutants() { run python3 tests/simulation/mutants.py --jobs "$jobs"; }
 
 # -------------------------------------------------------------------------------------- the command
 
+# Two architectures stand for all: the oldest, and the one with features of its own.
 plain_build() {
-  step configure configure build || return
+  step configure configure build -DLARDER_CUDA=AUTO \
+    '-DLARDER_CUDA_ARCHITECTURES=80-real;90a-real' || return
   step sources dead_sources || true
   step build build build
 }
 # Lightly optimised: at -O2 a sanitized build takes twice as long as its tests.
 sanitizer_flags='-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG'
-build_asan() { configure build-asan -DLARDER_SANITIZE=address "$sanitizer_flags" && build build-asan; }
+build_asan() {
+  configure build-asan -DLARDER_CUDA=OFF -DLARDER_SANITIZE=address "$sanitizer_flags" &&
+    build build-asan
+}
 # Only what has threads of its own: the rest of the tree has one loop thread per process.
 build_tsan() {
-  configure build-tsan -DLARDER_SANITIZE=thread "$sanitizer_flags" &&
+  configure build-tsan -DLARDER_CUDA=OFF -DLARDER_SANITIZE=thread "$sanitizer_flags" &&
     build build-tsan --target threads_tests
 }
 asan() { step build-asan build_asan && step test-asan test_asan; }
@@ -250,11 +275,7 @@ gpu_tests() {
   listed=$(tests_labelled build '^gpu$')
   gpu_skipped=0
   if [ "${listed:-0}" -eq 0 ]; then
-    if [ -n "$(find kernels -name '*.cu' -print -quit)" ]; then
-      echo 'GPU tests: 0 skipped (none exist in this build: the CUDA kernels were not compiled)'
-    else
-      echo 'GPU tests: 0 skipped (none exist in this build: no CUDA kernels yet)'
-    fi
+    echo 'GPU tests: 0 skipped (none exist in this build: without nvcc no CUDA kernels were compiled)'
   elif has_gpu; then
     echo "GPU tests: 0 skipped ($listed in the build)"
   else
@@ -278,9 +299,12 @@ main() {
     ci | all)
       require_packages install
       step packages packages || exit 1
+      use_toolkit
+      step toolkit toolkit || exit 1
       ;;
     *) require_packages only ;;
   esac
+  use_toolkit
   case $command in
     fast) fast ;;
     asan) asan || true ;;
