@@ -51,6 +51,8 @@ struct Client::Impl {
   std::optional<std::pair<protocol::TensorRecord, uint32_t>> find_import(const TensorView& tensor,
                                                                          int64_t first,
                                                                          int64_t count) const;
+  // INVALID_ARGUMENT for a tensor in an import that is memory of a GPU: the CPU cannot copy it.
+  Status check_copied(const TensorView& tensor) const;
   // An input in an import, or copied into the arena; an output in an import, or room in the arena.
   Result<protocol::TensorRecord> place_input(protocol::Submission& record,
                                              protocol::ImportPlace place, const TensorView& tensor,

@@ -94,12 +94,30 @@ std::optional<std::pair<protocol::TensorRecord, uint32_t>> Client::Impl::find_im
   return std::nullopt;
 }
 
+Status Client::Impl::check_copied(const TensorView& tensor) const {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
+  for (const auto& [id, memory] : imports) {
+    const auto base = reinterpret_cast<uintptr_t>(memory.base);
+    if (memory.kind == ImportKind::kMemfd || begin < base ||
+        begin - base >= static_cast<uintptr_t>(memory.size_bytes))
+      continue;
+    return {ErrorCode::kInvalidArgument,
+            "a tensor begins in import " + std::to_string(id) +
+                ", memory of a GPU: expected one of append, attend or sparse_attend that is dense "
+                "and lies in it whole"};
+  }
+  return {};
+}
+
 Result<protocol::TensorRecord> Client::Impl::place_input(protocol::Submission& record,
                                                          protocol::ImportPlace place,
                                                          const TensorView& tensor, int64_t first,
                                                          int64_t count) {
   const auto found = find_import(tensor, first, count);
-  if (!found) return ring->stage_rows(tensor, first, count);
+  if (!found) {
+    if (Status status = check_copied(tensor); !status.ok()) return status;
+    return ring->stage_rows(tensor, first, count);
+  }
   record.imports[static_cast<size_t>(place)] = found->second;
   return found->first;
 }
@@ -108,7 +126,10 @@ Result<protocol::TensorRecord> Client::Impl::place_output(protocol::Submission& 
                                                           protocol::ImportPlace place,
                                                           const TensorView& tensor) {
   const auto found = find_import(tensor, 0, tensor.shape[0]);
-  if (!found) return ring->reserve_output(tensor);
+  if (!found) {
+    if (Status status = check_copied(tensor); !status.ok()) return status;
+    return ring->reserve_output(tensor);
+  }
   record.imports[static_cast<size_t>(place)] = found->second;
   return found->first;
 }

@@ -65,13 +65,14 @@ Status Pool::Impl::map_blocks(std::span<const protocol::Block> blocks, bool held
   if (!maps_memory) return {};
   try {
     return map_segments(memory.missing(blocks), held);
-  } catch (
-      const std::runtime_error& error) {  // a refusal, so that the caller gives the blocks back
+  } catch (const std::runtime_error& error) {
+    // A refusal, so that the caller gives the blocks back.
     return {ErrorCode::kResourceExhausted, error.what()};
   }
 }
 
 Status Pool::Impl::map_segments(std::vector<uint32_t> wanted, bool must_be_there) {
+  if (wanted.empty()) return {};
   const auto provider = client->devices.provider(opened.device);
   if (!provider) return provider.status();
   while (!wanted.empty()) {

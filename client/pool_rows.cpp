@@ -135,6 +135,8 @@ Status Pool::read(int32_t layer, const TensorView& k_out, const TensorView& v_ou
 // Rows in portions that fit the arena; those of no token are left alone.
 Status Pool::Impl::gather_on_request(int32_t layer_index, const kernels::GatherParams& params,
                                      std::span<const int64_t> slots) {
+  for (const TensorView* out : {&params.k_out, &params.v_out})
+    if (Status status = client->check_copied(*out); !status.ok()) return status;
   RequestRing& ring = *client->ring;
   const auto num_rows = static_cast<int64_t>(slots.size());
   const int64_t portion = rows_that_fit(row_bytes(params.k_out) + row_bytes(params.v_out) +

@@ -52,6 +52,11 @@ bool PoolStore::uses(const std::string& device) const {
   return false;
 }
 
+bool PoolStore::is_on(PoolId pool, const std::string& device) const {
+  const StoredPool* stored = find(pool);
+  return stored != nullptr && stored->device == device;
+}
+
 const Segment* PoolStore::find_segment(SegmentId id) const {
   const auto found = segments_.find(id);
   return found == segments_.end() ? nullptr : &found->second;

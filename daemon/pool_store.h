@@ -57,7 +57,8 @@ class PoolStore {
   StoredPool* find(PoolId pool);
   const StoredPool* find(PoolId pool) const;
   const StoredPool* find(const std::string& tenant, const std::string& name) const;
-  bool uses(const std::string& device) const;  // whether any pool is its memory
+  bool uses(const std::string& device) const;                // whether any pool is its memory
+  bool is_on(PoolId pool, const std::string& device) const;  // false for a pool that is gone
   void remove_pool(PoolId pool) { pools_.erase(pool); }
   const std::map<PoolId, StoredPool>& pools() const { return pools_; }
 

@@ -246,7 +246,7 @@ void Service::tell_executor_all(const std::string& device) {
   for (const auto& [id, session] : sessions_)
     if (session->ring_device == device) tell_executor_session(*session);
   for (const auto& [id, copy] : copies_)
-    if (store_.find(copy.pool)->device == device)
+    if (store_.is_on(copy.pool, device))
       executors_.of(device).send(
           protocol::CopyBlocks{id, value(copy.pool), copy.group, copy.from, copy.to});
 }
@@ -296,7 +296,7 @@ void Service::tell_executor_session(const Session& session) {
   fds.push_back(duplicate(session.arena->eventfd()));
   protocol::AddSession command{value(session.id), session.arena->size_bytes(), {}};
   for (const PoolId pool : session.pools)
-    if (store_.find(pool)->device == session.ring_device) command.pools.push_back(value(pool));
+    if (store_.is_on(pool, session.ring_device)) command.pools.push_back(value(pool));
   executor_of(session).send(command, std::move(fds));
   for (const auto& [id, memory] : session.imports) tell_executor_import(session, id, memory);
 }

@@ -36,36 +36,39 @@ Status run_checked(const SubmissionCall& call, const char* what, const Launch& l
           std::to_string(faults.first_value) + "; they were left out, the rest was done"};
 }
 
+// Of append and gather: one table, of slots.
+template <typename Params, typename Launch>
+Result<SubmissionWork> run_on_slots(const SubmissionCall& call, Params params,
+                                    const SubmissionWork& work, const Launch& launch) {
+  if (Status s = check_device_tables(call, {ImportPlace::kSlots}); !s.ok()) return s;
+  const auto slots = call.device_table<int64_t>("slots", call.record.slots, ImportPlace::kSlots,
+                                                protocol::kMaxRowsPerCall);
+  if (!slots) return slots.status();
+  params.slots = *slots;
+  params.num_slots = static_cast<int64_t>(call.record.slots.count);
+  const Status status = run_checked(call, "slots", [&](const auto* rights, auto* faults) {
+    return launch(*call.group.device, params, rights, faults);
+  });
+  if (!status.ok()) return status;
+  return work;
+}
+
 }  // namespace
 
 Result<SubmissionWork> run_append_device_tables(const SubmissionCall& call,
                                                 kernels::AppendParams params) {
-  if (Status s = check_device_tables(call, {ImportPlace::kSlots}); !s.ok()) return s;
-  const auto slots = call.device_table<int64_t>("slots", call.record.slots, ImportPlace::kSlots,
-                                                protocol::kMaxRowsPerCall);
-  if (!slots) return slots.status();
-  params.slots = *slots;
-  params.num_slots = static_cast<int64_t>(call.record.slots.count);
-  const Status status = run_checked(call, "slots", [&](const auto* rights, auto* faults) {
-    return call.group.device->append_on(params, call.group.device->stream(), rights, faults);
-  });
-  if (!status.ok()) return status;
-  return SubmissionWork{call.record.slots.count, 0};
+  return run_on_slots(call, params, {call.record.slots.count, 0},
+                      [](auto& device, const auto& whole, const auto* rights, auto* faults) {
+                        return device.append_on(whole, device.stream(), rights, faults);
+                      });
 }
 
 Result<SubmissionWork> run_gather_device_tables(const SubmissionCall& call,
                                                 kernels::GatherParams params) {
-  if (Status s = check_device_tables(call, {ImportPlace::kSlots}); !s.ok()) return s;
-  const auto slots = call.device_table<int64_t>("slots", call.record.slots, ImportPlace::kSlots,
-                                                protocol::kMaxRowsPerCall);
-  if (!slots) return slots.status();
-  params.slots = *slots;
-  params.num_slots = static_cast<int64_t>(call.record.slots.count);
-  const Status status = run_checked(call, "slots", [&](const auto* rights, auto* faults) {
-    return call.group.device->gather_on(params, call.group.device->stream(), rights, faults);
-  });
-  if (!status.ok()) return status;
-  return SubmissionWork{};
+  return run_on_slots(call, params, {},
+                      [](auto& device, const auto& whole, const auto* rights, auto* faults) {
+                        return device.gather_on(whole, device.stream(), rights, faults);
+                      });
 }
 
 Result<SubmissionWork> run_attend_device_tables(const SubmissionCall& call,

@@ -232,10 +232,7 @@ TEST_CASE("under MPS larderd is no client; a fault ends all clients, and the cac
   // Our own process has no part in it: its context was made before.
   REQUIRE(cudaFree(nullptr) == cudaSuccess);
   Mps mps;
-  if (!mps.started()) {
-    WARN_MESSAGE(mps.started(), "nvidia-cuda-mps-control could not be started");
-    return;
-  }
+  REQUIRE_MESSAGE(mps.started(), "nvidia-cuda-mps-control could not be started");
   Node node(gpu_options());
   Client client = node.connect();
   Pool pool = must(client.open_pool(byte_pool("shared", 64, Execution::kOnRequest)));

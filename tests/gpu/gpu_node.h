@@ -51,7 +51,7 @@ inline int64_t free_device_bytes() {
   return static_cast<int64_t>(free_bytes);
 }
 
-// pids that the driver knows a context of; empty where nvidia-smi cannot tell.
+// pids that the driver knows a context of.
 inline std::vector<pid_t> compute_processes() {
   const Output output =
       run({"/usr/bin/env", "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"});

@@ -57,10 +57,7 @@ TEST_CASE("larderd and the keeper have no context, the executor has one") {
   node.await_ready();
   CHECK(must(pool.checksum(ids_of(must(pool.allocate(1))))).size() == 1);
   const std::vector<pid_t> processes = compute_processes();
-  if (processes.empty()) {
-    MESSAGE("nvidia-smi lists no processes here");
-    return;
-  }
+  REQUIRE_MESSAGE(!processes.empty(), "nvidia-smi lists no processes");
   CHECK(contains(processes, node.executor_pid()));
   CHECK_FALSE(contains(processes, node.larderd().pid()));
   CHECK_FALSE(contains(processes, node.keeper().pid()));

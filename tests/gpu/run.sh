@@ -119,7 +119,7 @@ steps_of() {
   kernels) for name in "${kernel_tests[@]}"; do step "$name" "$folder/tests/kernels/cuda/$name"; done ;;
   memory)
     for name in memory_provider_test cuda_vmm_test; do
-      [ ! -e $folder/tests/allocator/$name ] || step $name $folder/tests/allocator/$name
+      step $name $folder/tests/allocator/$name
     done
     ;;
   node) for name in "$folder"/tests/gpu/gpu_*_test; do step "$(basename "$name")" "$name"; done ;;
@@ -159,7 +159,7 @@ steps_of() {
 }
 
 run() {
-  mkdir -p "$logs"
+  mkdir -p "$logs" && rm -f "$logs/failed"
   local libraries
   [ ! -d $folder/lib ] || export LD_LIBRARY_PATH=$root/$folder/lib:${LD_LIBRARY_PATH:-}
   # Of the toolkit, or of Python's packages for CUDA.

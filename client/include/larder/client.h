@@ -169,11 +169,12 @@ class Client {
 
   Result<Pool> open_pool(const PoolOptions& options);
 
-  // For pools on request, opened before: dense tensors of append and attend that lie in the memory
-  // are used there, by the executor's GPU or CPU. The memory stays until drop_import, or the end of
-  // the session, whoever else lets go of it; with kCudaIpc, whose owner could free it, as long as
-  // the owner keeps it. Gone after a restart of the daemon (boot_id changes): calls then answer
-  // NOT_FOUND, and import again. INVALID_ARGUMENT or PERMISSION_DENIED with the reason.
+  // For pools on request, opened before: dense tensors of append, attend and sparse_attend that lie
+  // in the memory are used there, by the executor's GPU or CPU. All other tensors of calls on
+  // request are host memory. The memory stays until drop_import, or the end of the session, whoever
+  // else lets go of it; with kCudaIpc, whose owner could free it, as long as the owner keeps it.
+  // Gone after a restart of the daemon (boot_id changes): calls then answer NOT_FOUND, and import
+  // again. INVALID_ARGUMENT or PERMISSION_DENIED with the reason.
   Result<uint64_t> import_memory(const MemoryImport& memory);
   // After it returns no call uses the memory. NOT_FOUND for an import that is not there.
   Status drop_import(uint64_t import_id);
