@@ -18,6 +18,7 @@
 
 #include <hwy/highway.h>
 
+#include "kernels/cpu/best_scale-inl.h"
 #include "kernels/cpu/nvfp4_search.h"
 #include "kernels/cpu/rows-inl.h"
 
@@ -150,18 +151,21 @@ inline void encode_nvfp4_codes(const float* values, float inverse, std::byte* da
   }
 }
 
-// 1 / (scale * global_scale) of scale bytes, 0 for the byte 0; and the scales themselves.
+// What scale bytes stand for.
 template <class D>
-HWY_INLINE void decode_scales(D d, hn::Vec<hn::RebindToSigned<D> > bytes, float global_scale,
-                              hn::Vec<D>& scales, hn::Vec<D>& inverses) {
+HWY_INLINE hn::Vec<D> scale_values(D d, hn::Vec<hn::RebindToSigned<D> > bytes) {
   const hn::RebindToSigned<D> d_i32;
   const auto small = hn::Mul(hn::ConvertTo(d, bytes), hn::Set(d, 0x1p-9f));
   const auto large = hn::BitCast(d, hn::ShiftLeft<20>(hn::Add(bytes, hn::Set(d_i32, 120 << 3))));
   const auto is_small = hn::RebindMask(d, hn::Lt(bytes, hn::Set(d_i32, 8)));
-  scales = hn::IfThenElse(is_small, small, large);
-  const auto product = hn::Mul(scales, hn::Set(d, global_scale));
-  const auto is_zero = hn::RebindMask(d, hn::Eq(bytes, hn::Zero(d_i32)));
-  inverses = hn::IfThenZeroElse(is_zero, hn::Div(hn::Set(d, 1.0f), product));
+  return hn::IfThenElse(is_small, small, large);
+}
+
+// What values are multiplied with: 1 / product of the scale and the tensor's, 0 for the scale 0.
+template <class D>
+HWY_INLINE hn::Vec<D> scale_inverses(D d, hn::Vec<D> scales, hn::Vec<D> products) {
+  const auto is_zero = hn::Eq(scales, hn::Zero(d));
+  return hn::IfThenZeroElse(is_zero, hn::Div(hn::Set(d, 1.0f), products));
 }
 
 // nvfp4_scale of every lane.
@@ -172,8 +176,8 @@ HWY_INLINE void nvfp4_scales(D d, hn::Vec<D> amax, float global_scale,
   const auto quotient = hn::Div(amax, hn::Set(d, 6.0f * global_scale));
   // The largest scale, for NaN (inf / inf) too.
   bytes = hn::Min(fp8_codes<E4m3Rounding>(d, quotient), hn::Set(d_i32, 0x7E));
-  hn::Vec<D> scales;
-  decode_scales(d, bytes, global_scale, scales, inverses);
+  const auto scales = scale_values(d, bytes);
+  inverses = scale_inverses(d, scales, hn::Mul(scales, hn::Set(d, global_scale)));
 }
 
 // Maxima, then scales, then codes of a stretch of groups: the divisions of a stretch are done side
@@ -238,15 +242,37 @@ inline Nvfp4Scale four_over_six_lanes(const float* values, float global_scale) {
 alignas(64) inline constexpr int32_t kBestScaleLanes[16] = {0, -1, 1, -2, 2, -3,  3,   4,
                                                             5, 6,  7, 8,  9, 999, 999, 999};
 
+// best_scale_float_error of every lane.
+template <class D>
+HWY_INLINE hn::Vec<D> best_scale_float_errors(D d, const float* magnitudes /* [16] */,
+                                              float global_scale, hn::Vec<D> scales,
+                                              hn::Vec<D> inverses) {
+  const float unit = 1.0f / global_scale;
+  auto error = hn::Zero(d);
+  for (size_t i = 0; i < kNvfp4GroupElements; ++i) {
+    const auto product =
+        hn::BitCast(d, magnitude_bits(d, hn::Mul(hn::Set(d, magnitudes[i]), inverses)));
+    const auto difference =
+        hn::MulSub(e2m1_nearest(d, product), scales, hn::Set(d, magnitudes[i] * unit));
+    error = hn::Add(error, hn::Mul(difference, difference));
+  }
+  return error;
+}
+
 // choose_best_scale, one lane per scale that is tried.
 inline Nvfp4Scale best_scale_lanes(const float* values, float global_scale) {
   const GroupLanes d;
   const hn::RebindToSigned<GroupLanes> d_i32;
-  HWY_ALIGN float magnitudes[kNvfp4GroupElements];
-  for (size_t i = 0; i < kNvfp4GroupElements; i += hn::Lanes(d))
-    hn::Store(hn::BitCast(d, magnitude_bits(d, hn::LoadU(d, values + i))), d, magnitudes + i);
-  const Nvfp4Scale middle = nvfp4_scale(group_amax(values), global_scale);
-  const float unit = 1.0f / global_scale;
+  const float amax = group_amax(values);
+  const Nvfp4Scale middle = nvfp4_scale(amax, global_scale);
+  const bool uses_halves = best_scale_uses_halves(middle.byte, global_scale);
+  const float power = best_scale_power(amax);
+  HWY_ALIGN float magnitudes[kNvfp4GroupElements];  // the halves, where those are used
+  for (size_t i = 0; i < kNvfp4GroupElements; i += hn::Lanes(d)) {
+    const auto exact = hn::BitCast(d, magnitude_bits(d, hn::LoadU(d, values + i)));
+    const auto halves = nearest_halves(d, hn::Mul(exact, hn::Set(d, power * 0x1p-14f)));
+    hn::Store(uses_halves ? halves : exact, d, magnitudes + i);
+  }
   Nvfp4Scale best = middle;
   float least = std::numeric_limits<float>::infinity();
   for (size_t lane = 0; lane < kNvfp4GroupElements; lane += hn::Lanes(d)) {
@@ -254,21 +280,17 @@ inline Nvfp4Scale best_scale_lanes(const float* values, float global_scale) {
         hn::Add(hn::Set(d_i32, middle.byte), hn::Load(d_i32, kBestScaleLanes + lane));
     const auto in_range =
         hn::AndNot(hn::Lt(bytes, hn::Zero(d_i32)), hn::Lt(bytes, hn::Set(d_i32, 0x7F)));
-    hn::Vec<GroupLanes> scales, inverses;
-    decode_scales(d, hn::IfThenElseZero(in_range, bytes), global_scale, scales, inverses);
-    auto error = hn::Zero(d);
-    for (const float magnitude : magnitudes) {
-      const auto product =
-          hn::BitCast(d, magnitude_bits(d, hn::Mul(hn::Set(d, magnitude), inverses)));
-      const auto difference =
-          hn::MulSub(e2m1_nearest(d, product), scales, hn::Set(d, magnitude * unit));
-      error = hn::Add(error, hn::Mul(difference, difference));
-    }
-    error = hn::IfThenElse(hn::RebindMask(d, in_range), error, hn::Set(d, INFINITY));
-    const auto minimum = hn::MinOfLanes(d, error);
+    const auto scales = scale_values(d, hn::IfThenElseZero(in_range, bytes));
+    const auto products = hn::Mul(scales, hn::Set(d, global_scale));
+    const auto inverses = scale_inverses(d, scales, products);
+    const auto errors =
+        uses_halves ? best_scale_half_errors(d, magnitudes, products, power)
+                    : best_scale_float_errors(d, magnitudes, global_scale, scales, inverses);
+    const auto counted = hn::IfThenElse(hn::RebindMask(d, in_range), errors, hn::Set(d, INFINITY));
+    const auto minimum = hn::MinOfLanes(d, counted);
     if (!(hn::GetLane(minimum) < least)) continue;
     least = hn::GetLane(minimum);
-    const size_t first = hn::FindKnownFirstTrue(d, hn::Eq(error, minimum));
+    const size_t first = hn::FindKnownFirstTrue(d, hn::Eq(counted, minimum));
     HWY_ALIGN float all_inverses[kNvfp4GroupElements];
     hn::Store(inverses, d, all_inverses);
     best = {static_cast<uint8_t>(middle.byte + kBestScaleLanes[lane + first]), all_inverses[first]};
