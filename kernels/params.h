@@ -15,6 +15,7 @@
 #include "larder/kv_format.h"
 #include "larder/lse_form.h"
 #include "larder/paged_kv.h"
+#include "larder/rope.h"
 #include "larder/tensor.h"
 
 namespace larder::kernels {
@@ -35,14 +36,49 @@ struct LayerView {
   float v_scale = 1.0f;
 };
 
+// A further layer that an append writes at the same slots and positions: its geometry, strides,
+// encoder, transform and tensors' shapes, dtypes and strides are those of the first.
+struct FurtherLayer {
+  std::byte* base = nullptr;
+  void* k = nullptr;
+  void* v = nullptr;
+  const float* key_offset = nullptr;
+  float k_scale = 1.0f;
+  float v_scale = 1.0f;
+};
+
 // Rows are written in order, so of two rows with one slot the later stays.
 struct AppendParams {
   LayerView layer;
   TensorView k;  // [num_rows, num_kv_heads, k_dim]; MLA: latent [num_rows, 1, 512]
   TensorView v;  // [num_rows, num_kv_heads, v_dim]; MLA: rope [num_rows, 1, 64]
-  const int64_t* slots = nullptr;  // [num_slots]; block * block_tokens + offset; < 0 skips the row
-  int64_t num_slots = 0;           // <= num_rows; further rows are ignored
+  // Either of the two: block * block_tokens + offset; < 0 skips the row.
+  const int64_t* slots = nullptr;    // [num_slots]
+  const int32_t* slots32 = nullptr;  // [num_slots]
+  int64_t num_slots = 0;             // <= num_rows; further rows are ignored
+  Rope rope;
+  const FurtherLayer* further_layers = nullptr;  // [num_further_layers], on the host
+  int64_t num_further_layers = 0;
 };
+
+inline int64_t slot_of(const AppendParams& params, int64_t row) {
+  return params.slots32 != nullptr ? params.slots32[row] : params.slots[row];
+}
+
+// The append of one further layer alone.
+inline AppendParams further_append(const AppendParams& params, int64_t index) {
+  const FurtherLayer& further = params.further_layers[index];
+  AppendParams result = params;
+  result.layer.base = further.base;
+  result.layer.key_offset = further.key_offset;
+  result.layer.k_scale = further.k_scale;
+  result.layer.v_scale = further.v_scale;
+  result.k.data = further.k;
+  result.v.data = further.v;
+  result.further_layers = nullptr;
+  result.num_further_layers = 0;
+  return result;
+}
 
 // Dequantises tokens into dense or strided tensors: those of a block table, or of single slots.
 // Keys come as they were appended: rotated back, the offset added.
@@ -58,6 +94,9 @@ struct GatherParams {
   // of sequence s - 1 on. Rows of no token keep their bytes.
   const int32_t* block_table = nullptr;  // [num_seqs, block_table_stride]
   const int32_t* seq_lens = nullptr;     // [num_seqs]
+  // [num_seqs], 0 to seq_len, or nullptr: 0. The sequence's tokens before it are left out, as if it
+  // began there; blocks that lie wholly before it are not looked up.
+  const int32_t* first_tokens = nullptr;
   int64_t num_seqs = 0;
   int64_t block_table_stride = 0;
   int64_t rows_per_sequence = 0;
@@ -65,6 +104,10 @@ struct GatherParams {
   const int64_t* slots = nullptr;  // [num_slots] or nullptr
   int64_t num_slots = 0;
 };
+
+inline int64_t first_token_of(const GatherParams& params, int64_t sequence) {
+  return params.first_tokens == nullptr ? 0 : params.first_tokens[sequence];
+}
 
 // Where attention's result goes. dtype fp8_e4m3 stores value / out_scale, saturating. dtype e2m1x2
 // is NVFP4: out is [rows, heads, v_dim / 2], and a group of 16 with maximum amax has the scale byte

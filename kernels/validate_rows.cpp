@@ -1,39 +1,27 @@
-// The checks of append and gather calls.
+// The checks of gather calls, and those that they share with append calls.
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "kernels/kernel_table.h"
 #include "kernels/refuse.h"
 #include "kernels/validate.h"
 
 namespace larder::kernels {
-namespace {
 
 Status validate_float_dtype(std::string_view field, Dtype dtype) {
   if (dtype == Dtype::kBf16 || dtype == Dtype::kFp16 || dtype == Dtype::kFp32) return {};
   return refuse(kInvalid, field, ": dtype is ", name(dtype), ": expected bf16, fp16 or fp32");
 }
 
-Status validate_slots(const LayerView& layer, const int64_t* slots, int64_t num_slots,
-                      Tables tables) {
-  if (num_slots > 0 && slots == nullptr)
-    return refuse(kInvalid, "slots is null with num_slots ", num_slots);
-  if (Status s = validate_array("slots", slots, alignof(int64_t)); !s.ok()) return s;
-  if (tables == Tables::kDevice) return {};
-  const int64_t pool_slots = layer.num_blocks * layer.geometry.block_tokens;
-  for (int64_t i = 0; i < num_slots; ++i)
-    if (slots[i] >= pool_slots)
-      return refuse(kInvalid, "slots[", i, "] is ", slots[i], ": the pool has ", pool_slots,
-                    " slots (", layer.num_blocks, " blocks of ", layer.geometry.block_tokens,
-                    " tokens)");
-  return {};
+Status refuse_slot(const LayerView& layer, std::string_view field, int64_t row, int64_t slot) {
+  const int64_t block_tokens = layer.geometry.block_tokens;
+  return refuse(kInvalid, field, "[", row, "] is ", slot, ": the pool has ",
+                layer.num_blocks * block_tokens, " slots (", layer.num_blocks, " blocks of ",
+                block_tokens, " tokens)");
 }
 
-Status validate_source(std::string_view field, const TensorView& view, int64_t num_heads,
-                       int64_t dim) {
-  if (Status s = validate_tensor(field, view, num_heads, dim); !s.ok()) return s;
-  return validate_float_dtype(field, view.dtype);
-}
+namespace {
 
 // An output of gather: where it is wanted, `rows` rows must fit.
 Status validate_gathered(std::string_view field, const TensorView& view, int64_t num_heads,
@@ -86,6 +74,8 @@ Status validate_gather_fields(const GatherParams& params) {
   if (Status s = validate_array("seq_lens", params.seq_lens, alignof(int32_t)); !s.ok()) return s;
   if (Status s = validate_array("block_table", params.block_table, alignof(int32_t)); !s.ok())
     return s;
+  if (Status s = validate_array("first_tokens", params.first_tokens, alignof(int32_t)); !s.ok())
+    return s;
   constexpr int64_t kMaxSeqs =
       std::numeric_limits<int64_t>::max() / std::numeric_limits<int32_t>::max();
   if (params.num_seqs > kMaxSeqs)
@@ -104,9 +94,17 @@ Status validate_gather_sequence(const GatherParams& params, int64_t sequence) {
   const int64_t seq_len = params.seq_lens[sequence];
   const int64_t block_tokens = params.layer.geometry.block_tokens;
   if (seq_len < 0) return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len);
-  if (params.rows_per_sequence > 0 && seq_len > params.rows_per_sequence)
-    return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len, ": rows_per_sequence is ",
-                  params.rows_per_sequence);
+  const int64_t first_token = first_token_of(params, sequence);
+  if (first_token < 0 || first_token > seq_len)
+    return refuse(kInvalid, "first_tokens[", sequence, "] is ", first_token,
+                  ": expected 0 to seq_lens[", sequence, "], which is ", seq_len);
+  if (params.rows_per_sequence > 0 && seq_len - first_token > params.rows_per_sequence)
+    return refuse(
+        kInvalid, "seq_lens[", sequence, "] is ", seq_len,
+        params.first_tokens == nullptr
+            ? std::string()
+            : " with first_tokens[" + std::to_string(sequence) + "] " + std::to_string(first_token),
+        ": rows_per_sequence is ", params.rows_per_sequence);
   const int64_t num_blocks = (seq_len + block_tokens - 1) / block_tokens;
   if (num_blocks > params.block_table_stride)
     return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len, ": its block_table row has ",
@@ -114,7 +112,8 @@ Status validate_gather_sequence(const GatherParams& params, int64_t sequence) {
   if (num_blocks > 0 && params.block_table == nullptr)
     return refuse(kInvalid, "block_table is null with seq_lens[", sequence, "] ", seq_len);
   const int32_t* row = params.block_table + sequence * params.block_table_stride;
-  for (int64_t i = 0; i < num_blocks; ++i)
+  const int64_t first_block = first_token == seq_len ? num_blocks : first_token / block_tokens;
+  for (int64_t i = first_block; i < num_blocks; ++i)
     if (row[i] < 0 || row[i] >= params.layer.num_blocks)
       return refuse(kInvalid, "block_table[", sequence, ", ", i, "] is ", row[i], ": the pool has ",
                     params.layer.num_blocks, " blocks");
@@ -122,26 +121,6 @@ Status validate_gather_sequence(const GatherParams& params, int64_t sequence) {
 }
 
 }  // namespace
-
-Status validate_append(const AppendParams& params, Tables tables) {
-  const AttentionGeometry& geometry = params.layer.geometry;
-  if (Status s = validate_layer(params.layer); !s.ok()) return s;
-  const bool is_mla = geometry.mla_row != MlaRow::kNone;
-  if (Status s = validate_source("k", params.k, geometry.num_kv_heads,
-                                 is_mla ? kMlaLatentDim : geometry.k_dim);
-      !s.ok())
-    return s;
-  if (Status s = validate_source("v", params.v, geometry.num_kv_heads,
-                                 is_mla ? kMlaRopeDim : geometry.v_dim);
-      !s.ok())
-    return s;
-  if (params.v.shape[0] != params.k.shape[0])
-    return refuse(kInvalid, "v has ", params.v.shape[0], " rows: k has ", params.k.shape[0]);
-  if (params.num_slots < 0 || params.num_slots > params.k.shape[0])
-    return refuse(kInvalid, "num_slots is ", params.num_slots, ": k has ", params.k.shape[0],
-                  " rows");
-  return validate_slots(params.layer, params.slots, params.num_slots, tables);
-}
 
 Status validate_gather(const GatherParams& params, Tables tables) {
   if (Status s = validate_layer(params.layer); !s.ok()) return s;
@@ -156,11 +135,12 @@ Status validate_gather(const GatherParams& params, Tables tables) {
   for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
     if (Status s = validate_gather_sequence(params, sequence); !s.ok()) return s;
     // Rows after a sequence's last token are needed only if another sequence follows.
-    rows = params.rows_per_sequence > 0
-               ? sequence * params.rows_per_sequence + params.seq_lens[sequence]
-               : rows + params.seq_lens[sequence];
+    const int64_t tokens = params.seq_lens[sequence] - first_token_of(params, sequence);
+    rows =
+        params.rows_per_sequence > 0 ? sequence * params.rows_per_sequence + tokens : rows + tokens;
   }
-  if (Status s = validate_slots(params.layer, params.slots, params.num_slots, tables); !s.ok())
+  if (Status s = validate_slots(params.layer, "slots", params.slots, params.num_slots, tables);
+      !s.ok())
     return s;
   return validate_gather_outputs(params, rows);
 }

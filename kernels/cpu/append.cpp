@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/cpu/formats.h"
+#include "kernels/cpu/rope.h"
 #include "kernels/cpu/view_rows.h"
 #include "kernels/kernel_table.h"
 
@@ -33,12 +34,14 @@ struct AppendSide {
   int64_t scale_offset_bytes;  // of the region in a page
   float scale;                 // of the tensor
   const float* key_offset;     // [num_kv_heads, dim], or nullptr
-  bool rotated;
+  bool rotated;                // by the transform of keys
+  Rope rope;
 
   bool is_transformed() const { return key_offset != nullptr || rotated; }
   bool is_direct(Encoder encoder) const {
-    return !is_transformed() && format == KvFormat::kNvfp4 && encoder == Encoder::kReference &&
-           source->dtype == Dtype::kBf16 && source->strides[2] == 1;
+    return rope.dim == 0 && !is_transformed() && format == KvFormat::kNvfp4 &&
+           encoder == Encoder::kReference && source->dtype == Dtype::kBf16 &&
+           source->strides[2] == 1;
   }
   bool keeps_bits() const {
     return !is_transformed() && ((format == KvFormat::kBf16 && source->dtype == Dtype::kBf16) ||
@@ -58,8 +61,7 @@ inline void copy_u16_row(const std::byte* source, int64_t stride, int64_t count,
 }
 
 inline void write_row(const AppendParams& params, const AppendSide& side, int64_t head,
-                      const std::byte* source, std::byte* data, std::byte* scales) {
-  const int64_t stride = view_stride(*side.source);
+                      const std::byte* source, int64_t stride, std::byte* data, std::byte* scales) {
   if (side.keeps_bits()) return copy_u16_row(source, stride, side.dim, data);
   HWY_ALIGN float values[kMaxHeadDim];
   load_floats(side.source->dtype, source, stride, side.dim, values);
@@ -82,9 +84,12 @@ inline void append_side(const AppendParams& params, const AppendSide& side) {
   const int64_t scale_bytes = row_scale_bytes(side.format, side.dim);
   const bool direct = side.is_direct(layer.encoder);
   DirectEncoder encoder(side.scale);
+  cpu::Rotation rotation(side.rope);
+  HWY_ALIGN std::byte turned[sizeof(float) * kMaxHeadDim];
   for (int64_t row = 0; row < params.num_slots; ++row) {
-    const int64_t slot = params.slots[row];
+    const int64_t slot = slot_of(params, row);
     if (slot < 0) continue;
+    rotation.begin_row(row);
     std::byte* page = page_of(layer, slot);
     const int64_t offset = slot % geometry.block_tokens;
     for (int64_t head = 0; head < geometry.num_kv_heads; ++head) {
@@ -92,10 +97,15 @@ inline void append_side(const AppendParams& params, const AppendSide& side) {
       const std::byte* source = view_row(*side.source, row, head);
       std::byte* data = page + side.data_offset_bytes + target_row * data_bytes;
       std::byte* scales = page + side.scale_offset_bytes + target_row * scale_bytes;
-      if (direct)
+      const int64_t stride = view_stride(*side.source);
+      if (direct) {
         encoder.add(source, side.dim, data, scales);
-      else
-        write_row(params, side, head, source, data, scales);
+      } else if (rotation.is_none()) {
+        write_row(params, side, head, source, stride, data, scales);
+      } else {
+        rotation.rotate(side.source->dtype, source, stride, side.dim, turned);
+        write_row(params, side, head, turned, 1, data, scales);
+      }
     }
   }
   encoder.finish();
@@ -106,35 +116,49 @@ inline void append_mla(const AppendParams& params) {
   const MlaRow format = layer.geometry.mla_row;
   const bool keeps_bits =
       format == MlaRow::kBf16 && params.k.dtype == Dtype::kBf16 && params.v.dtype == Dtype::kBf16;
+  cpu::Rotation rotation(params.rope);
+  std::byte turned[sizeof(float) * kMlaRopeDim];
   HWY_ALIGN float values[kMlaKeyDim];
   for (int64_t row = 0; row < params.num_slots; ++row) {
-    const int64_t slot = params.slots[row];
+    const int64_t slot = slot_of(params, row);
     if (slot < 0) continue;
     std::byte* target =
         page_of(layer, slot) + slot % layer.geometry.block_tokens * mla_row_bytes(format);
     const std::byte* latent = view_row(params.k, row, 0);
     const std::byte* rope = view_row(params.v, row, 0);
+    int64_t rope_stride = view_stride(params.v);
+    if (!rotation.is_none()) {
+      rotation.begin_row(row);
+      rotation.rotate(params.v.dtype, rope, rope_stride, kMlaRopeDim, turned);
+      rope = turned;
+      rope_stride = 1;
+    }
     if (keeps_bits) {
       copy_u16_row(latent, view_stride(params.k), kMlaLatentDim, target);
-      copy_u16_row(rope, view_stride(params.v), kMlaRopeDim, target + int64_t{2} * kMlaLatentDim);
+      copy_u16_row(rope, rope_stride, kMlaRopeDim, target + int64_t{2} * kMlaLatentDim);
       continue;
     }
     load_floats(params.k.dtype, latent, view_stride(params.k), kMlaLatentDim, values);
-    load_floats(params.v.dtype, rope, view_stride(params.v), kMlaRopeDim, values + kMlaLatentDim);
+    load_floats(params.v.dtype, rope, rope_stride, kMlaRopeDim, values + kMlaLatentDim);
     encode_mla_row(format, values, layer.k_scale, target);
   }
 }
 
-void append_on_target(const AppendParams& params) {
+inline void append_layer(const AppendParams& params) {
   const LayerView& layer = params.layer;
   const AttentionGeometry& geometry = layer.geometry;
   if (geometry.mla_row != MlaRow::kNone) return append_mla(params);
   append_side(params, {&params.k, geometry.k_format, geometry.k_dim, layer.page.k_data_offset_bytes,
                        layer.page.k_scale_offset_bytes, layer.k_scale,
                        is_centred(layer.key_transform) ? layer.key_offset : nullptr,
-                       is_rotated(layer.key_transform)});
+                       is_rotated(layer.key_transform), params.rope});
   append_side(params, {&params.v, geometry.v_format, geometry.v_dim, layer.page.v_data_offset_bytes,
-                       layer.page.v_scale_offset_bytes, layer.v_scale, nullptr, false});
+                       layer.page.v_scale_offset_bytes, layer.v_scale, nullptr, false, Rope()});
+}
+
+void append_on_target(const AppendParams& params) {
+  append_layer(params);
+  for (int64_t i = 0; i < params.num_further_layers; ++i) append_layer(further_append(params, i));
 }
 
 }  // namespace larder::kernels::HWY_NAMESPACE

@@ -144,11 +144,16 @@ HWY_INLINE void for_each_run(const GatherParams& params, const Visit& visit) {
   int64_t first_row = 0;
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
     const int32_t* blocks = params.block_table + sequence * params.block_table_stride;
+    const int64_t first = first_token_of(params, sequence);
     const int64_t seq_len = params.seq_lens[sequence];
-    for (int64_t token = 0; token < seq_len; token += block_tokens)
-      visit(Run{blocks[token / block_tokens] * block_tokens, first_row + token,
-                std::min(block_tokens, seq_len - token)});
-    first_row += params.rows_per_sequence > 0 ? params.rows_per_sequence : seq_len;
+    int64_t count = 0;
+    for (int64_t token = first; token < seq_len; token += count) {
+      const int64_t offset = token % block_tokens;
+      count = std::min(block_tokens - offset, seq_len - token);
+      visit(Run{blocks[token / block_tokens] * block_tokens + offset, first_row + token - first,
+                count});
+    }
+    first_row += params.rows_per_sequence > 0 ? params.rows_per_sequence : seq_len - first;
   }
 }
 

@@ -55,8 +55,10 @@ inline PagedRows& rows_of(PagedKv& kv, size_t region) {
 class Exchange {
  public:
   // gap_bytes > 0: strides of the foreign memory are random and have gaps of up to so many bytes.
+  // pool_gap_bytes lie between the pool's pages.
   Exchange(const AttentionGeometry& geometry, int32_t page_tokens, int64_t num_pages,
-           PageOrder order, VScaleOrder v_order, std::mt19937_64& engine, int64_t gap_bytes = 0)
+           PageOrder order, VScaleOrder v_order, std::mt19937_64& engine, int64_t gap_bytes = 0,
+           int64_t pool_gap_bytes = 5)
       : g_(geometry), sizes_(row_sizes(geometry)) {
     const int64_t tokens = page_tokens * num_pages;
     REQUIRE(tokens % g_.block_tokens == 0);
@@ -68,7 +70,7 @@ class Exchange {
     for (int64_t i = 0; i < num_blocks + 2; ++i) blocks.push_back(static_cast<int32_t>(i));
     std::shuffle(blocks.begin(), blocks.end(), engine);
     blocks.resize(static_cast<size_t>(num_blocks));
-    stride_ = page_bytes_ + 5;
+    stride_ = page_bytes_ + pool_gap_bytes;
     pool.resize(static_cast<size_t>((num_blocks + 2) * stride_));
     for (std::byte& byte : pool) byte = static_cast<std::byte>(engine());
     make_foreign(page_tokens, num_pages, order, engine, gap_bytes);

@@ -83,6 +83,42 @@ TEST_CASE(
                 [](auto& c) { c.params.v_out.shape[0] = 21; });
 }
 
+TEST_CASE("gather refuses first tokens outside of their sequences, and takes them into account") {
+  const auto with_first = [](std::string_view part, int32_t a, int32_t b,
+                             const std::function<void(GatherCall&)>& change) {
+    const int32_t first_tokens[] = {a, b};
+    refuse_gather(part, [&](GatherCall& c) {
+      c.params.first_tokens = first_tokens;
+      change(c);
+    });
+  };
+  const auto nothing = [](GatherCall&) {};
+  with_first("first_tokens[0] is -1: expected 0 to seq_lens[0], which is 17", -1, 0, nothing);
+  with_first("first_tokens[1] is 6: expected 0 to seq_lens[1], which is 5", 0, 6, nothing);
+  with_first("seq_lens[0] is 17 with first_tokens[0] 1: rows_per_sequence is 15", 1, 0,
+             [](auto& c) { c.params.rows_per_sequence = 15; });
+  with_first("k_out has 22 rows: the tokens take 23", 16, 0, [](auto& c) {
+    c.table[3] = 0;
+    c.seq_lens[1] = 22;
+  });
+  with_first("block_table[0, 1] is 4: the pool has 4 blocks", 16, 0,
+             [](auto& c) { c.table[1] = 4; });
+  with_first("seq_lens[0] is 33: its block_table row has 2 blocks", 32, 0,
+             [](auto& c) { c.seq_lens[0] = 33; });
+  GatherCall call;
+  refuse_gather("first_tokens is not aligned", [&](GatherCall& c) {
+    c.params.first_tokens =
+        reinterpret_cast<const int32_t*>(reinterpret_cast<const std::byte*>(call.table) + 2);
+  });
+  const int32_t first_tokens[] = {16, 5};  // blocks before them are not looked up
+  call.params.first_tokens = first_tokens;
+  call.table[0] = -1;
+  call.table[2] = 77;
+  call.params.rows_per_sequence = 1;
+  call.params.k_out.shape[0] = call.params.v_out.shape[0] = 1;
+  CHECK(run_gather(call.params).ok());
+}
+
 TEST_CASE("gather refuses slots that the pool or the output has not") {
   refuse_gather("slots[2] is 64: the pool has 64 slots", [](auto& c) {
     c.use_slots();
