@@ -98,13 +98,13 @@ class DeviceCalls {
   virtual Status scrub(const ScrubParams& params) = 0;
   virtual Status checksum(const ChecksumParams& params) = 0;
 
-  // Calls whose every pointer is one that the device can use (merge: outs and lses are arrays on
-  // the host, of device pointers), in any stream of the device: nullptr is the default stream.
-  // Nothing is staged or waited for. Each stream has a workspace, so calls in different streams may
-  // run at the same time. In a stream that is being captured the workspace cannot grow: make the
-  // call once before the capture, else it is RESOURCE_EXHAUSTED. A workspace that a capture took
-  // lives as long as this, so graphs must not run after it, nor at the same time as other calls in
-  // the stream they were captured in.
+  // Calls whose every pointer is one that the device can use (merge: outs and lses, append:
+  // further_layers are arrays on the host, of device pointers), in any stream of the device:
+  // nullptr is the default stream. Nothing is staged or waited for. Each stream has a workspace, so
+  // calls in different streams may run at the same time. In a stream that is being captured the
+  // workspace cannot grow: make the call once before the capture, else it is RESOURCE_EXHAUSTED. A
+  // workspace that a capture took lives as long as this, so graphs must not run after it, nor at
+  // the same time as other calls in the stream they were captured in.
   virtual Status append_on(const AppendParams& params, void* stream,
                            const BlockRights* rights = nullptr, CallFaults* faults = nullptr) = 0;
   virtual Status gather_on(const GatherParams& params, void* stream,
@@ -125,8 +125,9 @@ class DeviceCalls {
   virtual Status checksum_on(const ChecksumParams& params, void* stream,
                              const BlockRights* rights = nullptr, CallFaults* faults = nullptr) = 0;
 
-  // Bytes between device memory and host memory of any kind, or within either. Done when it
-  // returns.
+  // Bytes between device memory and host memory of any kind, or within either, in order as far as
+  // copies touch the same bytes. Done when it returns. Those that do not, to or from pinned or
+  // registered memory, go to the driver as batches.
   virtual Status copy_bytes(std::span<const ByteCopy> copies) = 0;
 
   // The stream of the plain calls, a cudaStream_t.

@@ -14,6 +14,7 @@
 #include "kernels/cuda/kernels.h"
 #endif
 #include "kernels/refuse.h"
+#include "kernels/validate.h"
 
 namespace larder::kernels {
 namespace {
@@ -33,6 +34,10 @@ constexpr Kernel<Params> cpu_row(std::string_view name, Status (*supports)(const
 constexpr std::array kAppendKernels = {
     cpu_row<cpu::append>("cpu_append", cpu::supports_append),
 #if LARDER_HAS_CUDA
+    Kernel<AppendParams>{"cuda_append_rows", Backend::kCuda, cuda::supports_append_rows, nullptr,
+                         cuda::append_rows},
+    Kernel<AppendParams>{"cuda_append_mla", Backend::kCuda, cuda::supports_append_mla, nullptr,
+                         cuda::append_mla},
     Kernel<AppendParams>{"cuda_append", Backend::kCuda, cuda::supports_append, nullptr,
                          cuda::append},
 #endif
@@ -40,6 +45,8 @@ constexpr std::array kAppendKernels = {
 constexpr std::array kGatherKernels = {
     cpu_row<cpu::gather>("cpu_gather", cpu::supports_gather),
 #if LARDER_HAS_CUDA
+    Kernel<GatherParams>{"cuda_gather_rows", Backend::kCuda, cuda::supports_gather_rows, nullptr,
+                         cuda::gather_rows},
     Kernel<GatherParams>{"cuda_gather", Backend::kCuda, cuda::supports_gather, nullptr,
                          cuda::gather},
 #endif
@@ -128,6 +135,8 @@ template <typename Params>
 Status check_mapped(const Params& params) {
   if constexpr (requires { params.layer; }) {
     if (Status s = check_key_offset(params.layer); !s.ok()) return s;
+    if constexpr (requires { params.further_layers; })
+      if (Status s = check_further_layers(params); !s.ok()) return s;
     return check_mapped(params.layer.base, params.layer.num_blocks);
   } else if constexpr (requires { params.view; }) {
     return check_mapped(params.view.base, params.view.num_blocks);

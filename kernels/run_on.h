@@ -3,7 +3,9 @@
 
 #include <cstring>
 #include <span>
+#include <vector>
 
+#include "kernels/cpu/stretches.h"
 #include "kernels/device_calls.h"
 #include "kernels/kernel_table.h"
 
@@ -39,6 +41,22 @@ inline Status copy_bytes_on(DeviceCalls* device, std::span<const ByteCopy> copie
   if (device != nullptr) return device->copy_bytes(copies);
   for (const ByteCopy& copy : copies) std::memcpy(copy.to, copy.from, copy.size_bytes);
   return {};
+}
+
+// Whole blocks, all layers, to or from host memory where they lie one after another without gaps.
+// The ids are in range, and the blocks mapped. Done when it returns.
+inline Status copy_blocks_on(DeviceCalls* device, const BlocksView& view,
+                             std::span<const int32_t> blocks, std::byte* host, bool to_pool) {
+  const cpu::Stretches stretches = cpu::stretches_of(view);
+  std::vector<ByteCopy> copies;
+  for (const int32_t block : blocks)
+    for (int64_t i = 0; i < stretches.count; ++i) {
+      std::byte* const pool = cpu::block_of(view, block) + i * stretches.stride_bytes;
+      copies.push_back(
+          {to_pool ? pool : host, to_pool ? host : pool, static_cast<size_t>(stretches.bytes)});
+      host += stretches.bytes;
+    }
+  return copy_bytes_on(device, copies);
 }
 
 }  // namespace larder::kernels

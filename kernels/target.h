@@ -26,20 +26,23 @@ struct BlockRights {
 };
 
 // What CUDA kernels found wrong in tables in device memory. Wrong are a slot or a block past the
-// pool, a block without the right, a length that is negative or longer than its block-table row,
+// pool, a block without the right, a position that is negative or past the tables, a length that is
+// negative or longer than its block-table row, a first token that is negative or past the length,
 // more q_lens than rows. What is wrong is left out: nothing is written there, its tokens are not
-// seen, a length is cut to what fits. Zeroed by the caller beforehand.
+// seen, a length or a first token is cut to what fits. Zeroed by the caller beforehand.
 struct CallFaults {
   uint32_t count = 0;
   uint32_t reserved = 0;
-  int64_t first_value = 0;  // of one of them: the slot, the block or the length
+  int64_t first_value = 0;  // of one of them: the slot, the block, the position, the length or the
+                            // first token
 };
 
 struct Target {
   Backend backend = Backend::kCpu;
-  // The rest is for CUDA: every pointer of the params is one that the device can use (but those of
-  // MergeParams::outs and lses, arrays on the host of views in device memory), the work is ordered
-  // in the stream, and nothing is waited for or allocated: a launch can be captured in a graph.
+  // The rest is for CUDA: every pointer of the params is one that the device can use (but
+  // MergeParams::outs and lses and AppendParams::further_layers, arrays on the host that name
+  // device memory), the work is ordered in the stream, and nothing is waited for or allocated: a
+  // launch can be captured in a graph.
   void* stream = nullptr;               // cudaStream_t of the device that holds the pool
   std::byte* workspace = nullptr;       // device memory, 256-byte aligned, not shared with a call
                                         // that may run at the same time

@@ -124,18 +124,6 @@ Status GpuCalls::reserve_workspace(int64_t bytes, Target& target) {
   return {};
 }
 
-Status GpuCalls::copy_bytes(std::span<const ByteCopy> copies) {
-  return with_device([&]() -> Status {
-    for (const ByteCopy& copy : copies)
-      if (Status s = to_status(
-              "cudaMemcpyAsync(" + std::to_string(copy.size_bytes) + " bytes)",
-              cudaMemcpyAsync(copy.to, copy.from, copy.size_bytes, cudaMemcpyDefault, stream_));
-          !s.ok())
-        return s;
-    return to_status("the stream", cudaStreamSynchronize(stream_));
-  });
-}
-
 Status GpuCalls::wait() {
   return with_device([&] { return to_status("the stream", cudaStreamSynchronize(stream_)); });
 }

@@ -91,9 +91,10 @@ class GpuCalls final : public DeviceCalls {
   }
   Status remember(Status status);
 
-  // The stages of a plain call whose memory is known.
-  template <typename Params>
-  Status run_staged(const Op<Params>& op, StagedCall& memory, const Params& params) {
+  // The stages of a plain call whose memory is known; `launch_all` reads parameters that now have
+  // the addresses on the device.
+  template <typename LaunchAll>
+  Status run_staged(StagedCall& memory, LaunchAll launch_all) {
     if (!memory.status().ok()) return memory.status();
     bool is_capturing = false;
     if (Status s = ask_capturing(stream_, is_capturing); !s.ok()) return s;
@@ -101,9 +102,14 @@ class GpuCalls final : public DeviceCalls {
       return {ErrorCode::kInvalidArgument,
               "the stream is being captured: expected the call that takes tables in device memory"};
     if (Status s = stager_.send(memory, stream_); !s.ok()) return s;
-    if (Status s = launch(op, params, stream_, nullptr, nullptr); !s.ok()) return s;
+    if (Status s = launch_all(); !s.ok()) return s;
     return stager_.fetch(stream_);
   }
+  template <typename Params>
+  Status run_staged(const Op<Params>& op, StagedCall& memory, const Params& params) {
+    return run_staged(memory, [&] { return launch(op, params, stream_, nullptr, nullptr); });
+  }
+  Status launch_layers(std::vector<AppendParams>& layers);
 
   template <typename Params>
   Status launch(const Op<Params>& op, const Params& params, cudaStream_t stream,

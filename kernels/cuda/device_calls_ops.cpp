@@ -1,16 +1,14 @@
-// The ops of DeviceCalls: which memory of each is a table, is read, or is written.
-#include <algorithm>
-#include <unordered_set>
+// The ops of DeviceCalls but those of rows: which memory of each is a table, is read, or is
+// written.
 #include <vector>
 
 #include "kernels/cuda/device_calls_gpu.h"
+#include "kernels/cuda/short_table.h"
 #include "kernels/paged_kv_check.h"
 
 namespace larder::kernels::cuda {
 namespace {
 
-constexpr Op<AppendParams> kAppend = {validate_append, append_kernels, run_append};
-constexpr Op<GatherParams> kGather = {validate_gather, gather_kernels, run_gather};
 constexpr Op<AttendParams> kAttend = {validate_attend, attend_kernels, run_attend};
 constexpr Op<SparseMlaParams> kSparseMla = {validate_sparse_mla, sparse_mla_kernels,
                                             run_sparse_mla};
@@ -25,37 +23,6 @@ constexpr Op<CopyParams> kCopy = {validate_copy, copy_kernels, run_copy};
 constexpr Op<ScrubParams> kScrub = {validate_scrub, scrub_kernels, run_scrub};
 constexpr Op<ChecksumParams> kChecksum = {validate_checksum, checksum_kernels, run_checksum};
 
-// The kernel knows no order of rows, so each slot may be named once: by its last row.
-std::vector<int64_t> last_of_each(const int64_t* slots, int64_t count) {
-  std::vector<int64_t> result(slots, slots + count);
-  if (std::adjacent_find(result.begin(), result.end(), std::greater_equal<>()) == result.end())
-    return result;
-  std::unordered_set<int64_t> seen;
-  for (auto slot = result.rbegin(); slot != result.rend(); ++slot)
-    if (*slot >= 0 && !seen.insert(*slot).second) *slot = -1;
-  return result;
-}
-
-// The entries of a block table that lengths reach, without what lies behind them: a caller's rows
-// may be much longer, and the last one need not be there as a whole.
-struct ShortTable {
-  std::vector<int32_t> entries;
-  int64_t stride = 0;
-};
-ShortTable short_table(const int32_t* table, int64_t table_stride, const int32_t* seq_lens,
-                       int64_t num_seqs, int64_t block_tokens) {
-  const auto blocks_of = [&](int64_t sequence) {
-    const int64_t blocks = (seq_lens[sequence] + block_tokens - 1) / block_tokens;
-    return table == nullptr ? 0 : std::min(blocks, table_stride);
-  };
-  ShortTable result;
-  for (int64_t s = 0; s < num_seqs; ++s) result.stride = std::max(result.stride, blocks_of(s));
-  result.entries.resize(static_cast<size_t>(num_seqs * result.stride));
-  for (int64_t s = 0; s < num_seqs; ++s)
-    std::copy_n(table + s * table_stride, blocks_of(s), result.entries.begin() + s * result.stride);
-  return result;
-}
-
 void stage_output(StagedCall& memory, AttentionOutput& output) {
   const int64_t num_lses = output.out.shape[0] * output.out.shape[1];
   memory.array("out_sf", Way::kInOut, output.out_sf, out_sf_bytes(output));
@@ -63,73 +30,7 @@ void stage_output(StagedCall& memory, AttentionOutput& output) {
   memory.tensor("out", Way::kOut, output.out);
 }
 
-// Adds rows [first, first + count) to ranges in rising order.
-void add_rows(std::vector<RowRange>& ranges, int64_t first, int64_t count) {
-  if (count == 0) return;
-  if (!ranges.empty() && ranges.back().first + ranges.back().count == first)
-    ranges.back().count += count;
-  else
-    ranges.push_back({first, count});
-}
-
-// Rows that a gather call writes.
-std::vector<RowRange> gathered_rows(const GatherParams& params) {
-  std::vector<RowRange> ranges;
-  int64_t next = 0;
-  for (int64_t s = 0; s < params.num_seqs; ++s) {
-    const int64_t first = params.rows_per_sequence > 0 ? s * params.rows_per_sequence : next;
-    add_rows(ranges, first, params.seq_lens[s]);
-    next = first + params.seq_lens[s];
-  }
-  for (int64_t i = 0; i < params.num_slots; ++i)
-    if (params.slots[i] >= 0) add_rows(ranges, i, 1);
-  return ranges;
-}
-
 }  // namespace
-
-Status GpuCalls::append(const AppendParams& call) {
-  return with_device([&]() -> Status {
-    StagedCall memory(context_->device());
-    if (const Status& s = memory.needs_host("slots", call.slots).status(); !s.ok()) return s;
-    if (Status s = validate_append(call); !s.ok()) return s;
-    const std::vector<int64_t> slots = last_of_each(call.slots, call.num_slots);
-    AppendParams params = call;
-    params.k.shape[0] = params.v.shape[0] = call.num_slots;
-    params.slots = slots.data();
-    memory.table("slots", params.slots, params.num_slots);
-    memory.tensor("k", Way::kIn, params.k);
-    memory.tensor("v", Way::kIn, params.v);
-    return run_staged(kAppend, memory, params);
-  });
-}
-
-Status GpuCalls::gather(const GatherParams& call) {
-  return with_device([&]() -> Status {
-    StagedCall memory(context_->device());
-    memory.needs_host("slots", call.slots).needs_host("seq_lens", call.seq_lens);
-    if (const Status& s = memory.needs_host("block_table", call.block_table).status(); !s.ok())
-      return s;
-    if (Status s = validate_gather(call); !s.ok()) return s;
-    const std::vector<RowRange> written = gathered_rows(call);
-    if (written.empty()) return {};
-    const ShortTable table = short_table(call.block_table, call.block_table_stride, call.seq_lens,
-                                         call.num_seqs, call.layer.geometry.block_tokens);
-    GatherParams params = call;
-    params.block_table = table.entries.data();
-    params.block_table_stride = table.stride;
-    memory.table("block_table", params.block_table, params.num_seqs * table.stride);
-    memory.table("seq_lens", params.seq_lens, params.num_seqs);
-    memory.table("slots", params.slots, params.num_slots);
-    // Rows past the last token need no scratch; but as many as slots there must be.
-    const int64_t rows = std::max(params.num_slots, written.back().first + written.back().count);
-    for (TensorView* out : {&params.k_out, &params.v_out})
-      out->shape[0] = std::min(out->shape[0], rows);
-    memory.tensor_rows("k_out", params.k_out, written);
-    memory.tensor_rows("v_out", params.v_out, written);
-    return run_staged(kGather, memory, params);
-  });
-}
 
 Status GpuCalls::attend(const AttendParams& call) {
   return with_device([&]() -> Status {
@@ -268,14 +169,6 @@ Status GpuCalls::checksum(const ChecksumParams& call) {
   });
 }
 
-Status GpuCalls::append_on(const AppendParams& params, void* stream, const BlockRights* rights,
-                           CallFaults* faults) {
-  return launch_on(kAppend, params, stream, rights, faults);
-}
-Status GpuCalls::gather_on(const GatherParams& params, void* stream, const BlockRights* rights,
-                           CallFaults* faults) {
-  return launch_on(kGather, params, stream, rights, faults);
-}
 Status GpuCalls::attend_on(const AttendParams& params, void* stream, const BlockRights* rights,
                            CallFaults* faults) {
   return launch_on(kAttend, params, stream, rights, faults);

@@ -40,6 +40,11 @@ class StagedCall {
     if (array != nullptr)
       stage(field, rows_of(bytes_of(array), bytes_of<T>(count)), Way::kIn, setter(array));
   }
+  // Bytes on the host, copied wherever they lie.
+  void bytes(std::string_view field, const void*& array, int64_t size_bytes) {
+    stage(field, rows_of(bytes_of(array), size_bytes), Way::kIn,
+          [&array](std::byte* device) { array = device; });
+  }
   // An array anywhere; null or without elements: nothing is done.
   template <typename T>
   void array(std::string_view field, Way way, T*& array, int64_t count) {
@@ -58,6 +63,11 @@ class StagedCall {
                   int64_t row_bytes);
 
   const Status& status() const { return status_; }
+
+  // The address by which the device can use all of the bytes; nullptr: there is none.
+  const void* device_address(std::string_view field, const void* first, int64_t size_bytes) {
+    return on_device(field, bytes_of(first), size_bytes);
+  }
 
   // Gives everything its place. Of the scratch, [0, upload_end) is to be filled from the pieces of
   // `uploads`, and [download_begin, scratch_bytes) goes to those of `downloads`.
@@ -101,7 +111,7 @@ class StagedCall {
   static Set setter(T*& array) {
     return [&array](std::byte* device) { array = reinterpret_cast<T*>(device); };
   }
-  // The address by which the device can use all of the bytes; nullptr: there is none.
+  // See device_address.
   std::byte* on_device(std::string_view field, std::byte* first, int64_t bytes);
   void stage(std::string_view field, const HostRows& rows, Way way, Set set);
 

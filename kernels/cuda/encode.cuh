@@ -137,9 +137,36 @@ __device__ inline Nvfp4Scale four_over_six(const float* values /* [16] */, float
                                                                                               : six;
 }
 
+// Whether errors are those in halves: see kernels/cpu/nvfp4_search.h.
+__device__ inline bool best_scale_uses_halves(uint8_t middle, float global_scale) {
+  return middle >= 4 && middle <= 0x75 && global_scale >= 0x1p-64f && global_scale <= 0x1p64f;
+}
+
+// 2^14 times the power of two that brings amax into [1, 2).
+__device__ inline float best_scale_power(float amax) {
+  return __uint_as_float((254u + 14u) * 0x800000u - (__float_as_uint(amax) & 0x7F800000u));
+}
+
+__device__ inline float best_scale_half_error(const float* values /* [16] */, float global_scale,
+                                              float decoded, float power) {
+  const __half back = __float2half_rn(__fmul_rn(__fmul_rn(decoded, global_scale), power));
+  const __half forward = __float2half_rn(__fdiv_rn(1.0f, __half2float(back)));
+  const float k = __fmul_rn(power, 0x1p-14f);
+  __half sums[2] = {__ushort_as_half(0), __ushort_as_half(0)};
+  for (int i = 0; i < kGroup; ++i) {
+    const float magnitude = isnan(values[i]) ? 0.0f : fabsf(values[i]);
+    const __half value = __float2half_rn(__fmul_rn(magnitude, k));
+    const uint32_t y = min(uint32_t{__half_as_ushort(__hmul_rn(value, forward))}, 0x0E00u);
+    const __half stored = __ushort_as_half(static_cast<uint16_t>((y + 0x100u) & 0xFE00u));
+    const __half miss = __hfma(stored, back, __hneg(value));
+    sums[i % 2] = __hfma(miss, miss, sums[i % 2]);
+  }
+  return __half2float(__hadd_rn(sums[0], sums[1]));
+}
+
 // In units of the tensor's scale; a NaN adds 0.
-__device__ inline float best_scale_error(const float* values /* [16] */, float unit, float decoded,
-                                         float inverse) {
+__device__ inline float best_scale_float_error(const float* values /* [16] */, float unit,
+                                               float decoded, float inverse) {
   float error = 0.0f;
   for (int i = 0; i < kGroup; ++i) {
     const float magnitude = isnan(values[i]) ? 0.0f : fabsf(values[i]);
@@ -153,7 +180,9 @@ __device__ inline float best_scale_error(const float* values /* [16] */, float u
 // Bytes are tried in the order of their distance from the reference's, the lower one of two first:
 // 0, -1, 1, -2, 2, -3, 3, 4, ..., 9. Of equal errors the first stays.
 __device__ inline Nvfp4Scale best_scale(const float* values /* [16] */, float global_scale) {
-  const Nvfp4Scale middle = reference_scale(group_amax(values), global_scale);
+  const float amax = group_amax(values);
+  const Nvfp4Scale middle = reference_scale(amax, global_scale);
+  const bool halves = best_scale_uses_halves(middle.byte, global_scale);
   const float unit = __fdiv_rn(1.0f, global_scale);
   Nvfp4Scale best = middle;
   float least = 0.0f;
@@ -161,9 +190,11 @@ __device__ inline Nvfp4Scale best_scale(const float* values /* [16] */, float gl
     const int step = i > 6 ? i - 3 : (i + 1) / 2 * (i % 2 != 0 ? -1 : 1);
     const int byte = middle.byte + step;
     if (byte < 0 || byte > 0x7E) continue;
+    const float decoded = e4m3_value(static_cast<uint8_t>(byte));
     const float inverse = scale_inverse(static_cast<uint8_t>(byte), global_scale);
     const float error =
-        best_scale_error(values, unit, e4m3_value(static_cast<uint8_t>(byte)), inverse);
+        halves ? best_scale_half_error(values, global_scale, decoded, best_scale_power(amax))
+               : best_scale_float_error(values, unit, decoded, inverse);
     if (step != 0 && !(error < least)) continue;
     least = error;
     best = {static_cast<uint8_t>(byte), inverse};
@@ -224,17 +255,33 @@ __device__ inline void encode_row(KvFormat format, Encoder encoder, const float*
   }
 }
 
-// Lane g has latent group g, of 32: see MlaRow. Scales are rounded up and at least 2^-9.
+// Of a group of latent values: rounded up, and at least 2^-9.
+__device__ inline Nvfp4Scale nvfp4_ds_scale(float amax) {
+  const float wanted = fmaxf(__fdiv_rn(amax, 6.0f), 0x1p-9f);
+  uint8_t byte = e4m3_bits(wanted);
+  if (e4m3_value(byte) < wanted && byte < 0x7E) ++byte;
+  return {byte, __fdiv_rn(1.0f, e4m3_value(byte))};
+}
+
+// Where the scale of latent group g lies: see MlaRow.
+__device__ inline int nvfp4_ds_scale_place(int group) {
+  return 320 + 8 * (group & 3) + (group >> 2);
+}
+
+// Lane g has latent group g, of 32.
 __device__ inline void encode_nvfp4_ds_row(const float* values, uint8_t* row, int lane) {
   static_assert(kMlaLatentDim == kWarp * kGroup);
   const float* group = values + place(lane * kGroup);
-  const float wanted = fmaxf(__fdiv_rn(group_amax(group), 6.0f), 0x1p-9f);
-  uint8_t byte = e4m3_bits(wanted);
-  if (e4m3_value(byte) < wanted && byte < 0x7E) ++byte;
-  encode_codes(group, __fdiv_rn(1.0f, e4m3_value(byte)), row + lane * (kGroup / 2));
-  row[320 + 8 * (lane & 3) + (lane >> 2)] = byte;
+  const Nvfp4Scale scale = nvfp4_ds_scale(group_amax(group));
+  encode_codes(group, scale.inverse, row + lane * (kGroup / 2));
+  row[nvfp4_ds_scale_place(lane)] = scale.byte;
   for (int i = lane; i < kMlaRopeDim; i += kWarp)
     row[256 + i] = e4m3_bits(values[place(kMlaLatentDim + i)]);
+}
+
+// Of a tile of 128 latent values.
+__device__ inline float fp8_ds_scale(float amax) {
+  return fmaxf(__fdiv_rn(fminf(amax, FLT_MAX), 448.0f), FLT_MIN);
 }
 
 // The 8 lanes of a tile of 128 latent values share its maximum.
@@ -242,7 +289,7 @@ __device__ inline void encode_fp8_ds_row(const float* values, uint8_t* row, int 
   float amax = group_amax(values + place(lane * kGroup));
   for (int apart = 1; apart < 8; apart *= 2)
     amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, apart));
-  const float scale = fmaxf(__fdiv_rn(fminf(amax, FLT_MAX), 448.0f), FLT_MIN);
+  const float scale = fp8_ds_scale(amax);
   for (int tile = 0; tile < 4; ++tile) {
     const float tile_scale = __shfl_sync(0xFFFFFFFFu, scale, 8 * tile);
     for (int i = 128 * tile + lane; i < 128 * (tile + 1); i += kWarp)

@@ -14,9 +14,16 @@ namespace larder::kernels::cuda {
 
 Status supports_append(const AppendParams& params);
 Status append(const AppendParams& params, const Target& target);
+Status supports_append_rows(const AppendParams& params);
+Status append_rows(const AppendParams& params, const Target& target);
+Status supports_append_mla(const AppendParams& params);
+Status append_mla(const AppendParams& params, const Target& target);
 
 Status supports_gather(const GatherParams& params);
 Status gather(const GatherParams& params, const Target& target);
+
+Status supports_gather_rows(const GatherParams& params);
+Status gather_rows(const GatherParams& params, const Target& target);
 
 Status supports_attend(const AttendParams& params);
 int64_t attend_workspace_bytes(const AttendParams& params);

@@ -33,7 +33,7 @@ struct Step {
   }
   AppendParams append(const LayerView& layer, std::byte* k_data, std::byte* v_data,
                       const int64_t* slots_data) const {
-    return {layer, k.view(k_data), v.view(v_data), slots_data, kRows};
+    return test::append_of(layer, k.view(k_data), v.view(v_data), slots_data, kRows);
   }
   GatherParams gather(const LayerView& layer, std::byte* k_data, std::byte* v_data,
                       const int32_t* table_data, const int32_t* lens_data) const {
@@ -163,9 +163,10 @@ TEST_CASE("blocks past 4 GiB are written, read, copied, scrubbed and summed wher
   layer.base = pool.base;
   layer.num_blocks = LargePool::kBlocks;
   const TensorView source = rows.view(device_rows.data());
+  test::check_ok(run_append(
+      test::append_of(layer, source, source, device_slots.data<int64_t>(), 16), use.target()));
   test::check_ok(
-      run_append({layer, source, source, device_slots.data<int64_t>(), 16}, use.target()));
-  test::check_ok(run_append({host.layer(), rows.host(), rows.host(), host_slots.data(), 16}));
+      run_append(test::append_of(host.layer(), rows.host(), rows.host(), host_slots.data(), 16)));
   CHECK(test::differences(pool.read(kLast), host.bytes()) == "");
   GatherParams gather;
   gather.layer = layer;

@@ -95,16 +95,19 @@ void run_case(AttentionGeometry g, VScaleOrder v_order, std::mt19937_64& engine)
   const int64_t num_pages = g.block_tokens * draw(engine, 1, g.block_tokens > 16 ? 1 : 3);
   if (num_pages * page_tokens > 2000) return run_case(g, v_order, engine);
   const auto order = pick(engine, {PageOrder::kNhd, PageOrder::kHnd});
-  const auto gap_bytes = pick<int64_t>(engine, {0, 0, 1, 40});
+  const auto gap_bytes = pick<int64_t>(engine, {0, 0, 0, 1, 40});
+  const auto pool_gap_bytes = pick<int64_t>(engine, {0, 0, 16, 4, 5});
   CAPTURE(page_tokens);
   CAPTURE(num_pages);
   CAPTURE(name(order));
   CAPTURE(name(v_order));
   CAPTURE(gap_bytes);
+  CAPTURE(pool_gap_bytes);
   LayerView layer;
   layer.geometry = g;
   CAPTURE(test::text_of(layer));
-  test::Exchange exchange(g, page_tokens, num_pages, order, v_order, engine, gap_bytes);
+  test::Exchange exchange(g, page_tokens, num_pages, order, v_order, engine, gap_bytes,
+                          pool_gap_bytes);
   check_both_ways(exchange, draw(engine, 0, 1) == 0, engine);
 }
 
@@ -139,6 +142,53 @@ TEST_CASE("pages of every MLA row format go out and come in byte for byte") {
   for (int row = 1; row <= 4; ++row)
     for (int repeat = 0; repeat < 4; ++repeat)
       run_case(mla_geometry(1, 1, static_cast<MlaRow>(row)), VScaleOrder::kLinear, engine);
+}
+
+// The golden places end at 16 scale columns.
+TEST_CASE("V scales of any width are swizzled as the CPU does it") {
+  if (!test::has_gpu()) return;
+  auto engine = test::random_engine(7304);
+  for (const int32_t v_dim : {192, 320, 512, 1024})
+    for (const auto order : {PageOrder::kNhd, PageOrder::kHnd})
+      for (const int64_t gap_bytes : {0, 9})
+        for (const int32_t block_tokens : {16, 64, 6}) {
+          CAPTURE(v_dim);
+          CAPTURE(name(order));
+          CAPTURE(gap_bytes);
+          CAPTURE(block_tokens);
+          const AttentionGeometry g = {
+              1, 3, block_tokens, 64, v_dim, KvFormat::kFp8E4m3, KvFormat::kNvfp4};
+          test::Exchange exchange(g, 12, block_tokens, order, VScaleOrder::kSwizzled, engine,
+                                  gap_bytes, 0);
+          const DeviceBytes blocks(exchange.blocks);
+          for (const bool to_pool : {false, true}) {
+            CAPTURE(to_pool);
+            std::vector<std::byte>& source = to_pool ? exchange.foreign : exchange.pool;
+            std::vector<std::byte>& target = to_pool ? exchange.pool : exchange.foreign;
+            for (std::byte& byte : source) byte = static_cast<std::byte>(engine());
+            std::fill(target.begin(), target.end(), test::kPoison);
+            const DeviceBytes pool(exchange.pool);
+            const DeviceBytes foreign(exchange.foreign);
+            exchange.params.to_pool = to_pool;
+            test::PointOfUse use(exchange.params.layer.num_blocks, false, engine);
+            test::check_ok(run_convert(on_device(exchange, pool, foreign, blocks), use.target()));
+            test::check_ok(run_convert(exchange.params));
+            expect_bytes("pool", pool, exchange.pool);
+            expect_bytes("foreign", foreign, exchange.foreign);
+          }
+        }
+}
+
+TEST_CASE("more blocks than CTAs go out and come in byte for byte") {
+  if (!test::has_gpu()) return;
+  auto engine = test::random_engine(7305);
+  for (const int32_t page_tokens : {1, 7}) {
+    CAPTURE(page_tokens);
+    const AttentionGeometry g = {1, 1, 1, 16, 16, KvFormat::kNvfp4, KvFormat::kNvfp4};
+    test::Exchange exchange(g, page_tokens, 14'000 / page_tokens, PageOrder::kHnd,
+                            VScaleOrder::kLinear, engine);
+    check_both_ways(exchange, true, engine);
+  }
 }
 
 }  // namespace

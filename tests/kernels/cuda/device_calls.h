@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <sstream>
 #include <string>
@@ -29,33 +31,77 @@ T pick(std::mt19937_64& engine, std::initializer_list<T> values) {
   return values.begin()[draw(engine, 0, static_cast<int64_t>(values.size()) - 1)];
 }
 
-// Bytes that differ, the first three of them; "" for none.
+// Bytes that differ, the first three of them and where they lie; "" for none.
 inline std::string differences(const std::vector<std::byte>& got,
-                               const std::vector<std::byte>& expected) {
+                               const std::vector<std::byte>& expected,
+                               const std::function<std::string(int64_t)>& place = nullptr) {
   std::ostringstream text;
   if (got.size() != expected.size())
     text << got.size() << " bytes instead of " << expected.size() << "; ";
   int64_t count = 0;
   for (size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {
     if (got[i] == expected[i] || ++count > 3) continue;
-    text << "byte " << i << " is " << std::to_integer<int>(got[i]) << " instead of "
+    text << "byte " << i;
+    if (place) text << " (" << place(static_cast<int64_t>(i)) << ")";
+    text << " is " << std::to_integer<int>(got[i]) << " instead of "
          << std::to_integer<int>(expected[i]) << "; ";
   }
   if (count > 0) text << count << " of " << expected.size() << " bytes differ";
   return text.str();
 }
 
+// Which row of a page a byte of a pool belongs to.
+inline std::string place_in_pool(const kernels::LayerView& layer, int64_t byte) {
+  const AttentionGeometry& g = layer.geometry;
+  const PageLayout& page = layer.page;
+  int64_t offset = byte % layer.block_stride_bytes;
+  std::ostringstream text;
+  text << "block " << byte / layer.block_stride_bytes;
+  if (offset >= page.page_bytes) {
+    text << " after its page";
+  } else if (g.mla_row != MlaRow::kNone) {
+    const int64_t row_bytes = mla_row_bytes(g.mla_row);
+    text << " token " << offset / row_bytes << " byte " << offset % row_bytes;
+  } else {
+    const bool is_v = offset >= page.v_data_offset_bytes;
+    const bool is_scale = offset >= (is_v ? page.v_scale_offset_bytes : page.k_scale_offset_bytes);
+    if (is_v) offset -= is_scale ? page.v_scale_offset_bytes : page.v_data_offset_bytes;
+    if (!is_v) offset -= is_scale ? page.k_scale_offset_bytes : page.k_data_offset_bytes;
+    const KvFormat format = is_v ? g.v_format : g.k_format;
+    const int32_t dim = is_v ? g.v_dim : g.k_dim;
+    const int64_t row_bytes = is_scale ? row_scale_bytes(format, dim) : row_data_bytes(format, dim);
+    const int64_t row = offset / row_bytes;
+    text << (is_v ? " V" : " K") << (is_scale ? " scales" : " data") << " head "
+         << row / g.block_tokens << " token " << row % g.block_tokens << " byte "
+         << offset % row_bytes;
+  }
+  return text.str();
+}
+
+inline void store_float(Dtype dtype, float value, std::byte* to) {
+  const uint16_t half =
+      dtype == Dtype::kBf16 ? kernels::float_to_bf16(value) : kernels::float_to_fp16(value);
+  std::memcpy(to, dtype == Dtype::kFp32 ? static_cast<const void*>(&value) : &half,
+              static_cast<size_t>(dtype_bytes(dtype)));
+}
+
 // Values of every kind for one row: ordinary ones, any bits, zeros, tiny, huge, ordinary ones with
-// special ones among them, or E2M1 values and the middles between them, so that rounding and the
-// choice of scales meet ties.
+// special ones among them, E2M1 values and the middles between them, so that rounding and the
+// choice of scales meet ties, or groups of 16 from zeros over subnormal numbers to the largest.
 inline void fill_row(std::byte* bytes, int64_t step_bytes, Dtype dtype, int64_t count,
                      std::mt19937_64& engine) {
   std::normal_distribution<float> normal;
-  const int64_t kind = draw(engine, 0, 9);
-  const float amplitude = kind == 2 ? 1e-40f : kind == 3 ? 1e38f : kind == 4 ? 0.0f : 3.0f;
+  const int64_t kind = draw(engine, 0, 10);
+  float amplitude = kind == 2 ? 1e-40f : kind == 3 ? 1e38f : kind == 4 ? 0.0f : 3.0f;
   const float step = pick(engine, {1.0f, 0.5f, 0.37f, 0.02f, 5.0f, 1e-3f, 1.25f});
   const int64_t zeros = pick<int64_t>(engine, {0, 1, 6});  // for each other value
   for (int64_t i = 0; i < count; ++i) {
+    if ((kind == 8 || kind == 9) && i % 16 == 0)
+      amplitude =
+          draw(engine, 0, 4) == 0
+              ? 0.0f
+              : std::ldexp(1.0f, static_cast<int>(dtype == Dtype::kFp16 ? draw(engine, -24, 15)
+                                                                        : draw(engine, -140, 127)));
     float value = normal(engine) * amplitude;
     if (kind == 6 || kind == 7) {
       value = step * pick(engine, {0.25f, 0.5f, 0.75f, 1.0f, 1.25f, 1.5f, 1.75f, 2.0f, 2.5f, 3.0f,
@@ -65,7 +111,7 @@ inline void fill_row(std::byte* bytes, int64_t step_bytes, Dtype dtype, int64_t 
     }
     uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof bits);
-    if (kind == 1 || (kind == 5 && draw(engine, 0, 7) == 0)) {
+    if (kind == 1 || ((kind == 5 || kind == 9) && draw(engine, 0, 7) == 0)) {
       bits = static_cast<uint32_t>(engine());
       if (draw(engine, 0, 3) == 0)
         bits = pick<uint32_t>(engine, {0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001,
@@ -79,21 +125,26 @@ inline void fill_row(std::byte* bytes, int64_t step_bytes, Dtype dtype, int64_t 
   }
 }
 
-// A tensor with random strides (any order of axes, gaps, negative ones), all bytes 0xFF.
+// A tensor with random strides (any order of axes, gaps, negative ones), all bytes 0xFF. With a
+// unit above 1 rows are dense, and the other strides multiples of it where dim is.
 class AnyTensor {
  public:
   AnyTensor(Dtype dtype, int64_t rows, int64_t heads, int64_t dim, bool dense,
-            std::mt19937_64& engine)
+            std::mt19937_64& engine, int64_t unit = 1)
       : view_(dense_tensor(nullptr, dtype, rows, heads, dim)) {
     int64_t span = rows * heads * dim;
     if (!dense && rows > 0) {
       std::array<size_t, 3> order = {2, 1, 0};
-      if (draw(engine, 0, 1) == 0) std::shuffle(order.begin(), order.end(), engine);
+      if (draw(engine, 0, 1) == 0)
+        std::shuffle(order.begin() + (unit > 1 ? 1 : 0), order.end(), engine);
       span = 1;
       for (const size_t axis : order) {
-        const int64_t stride = span + (draw(engine, 0, 1) == 0 ? 0 : draw(engine, 1, 3));
+        const bool is_row = unit > 1 && axis == 2;
+        const int64_t gap = draw(engine, 0, 1) == 0 || is_row ? 0 : draw(engine, 1, 3) * unit;
+        const int64_t stride =
+            unit > 1 && !is_row ? (span + unit - 1) / unit * unit + gap : span + gap;
         const int64_t length = stride * (view_.shape[axis] - 1);
-        const bool negative = draw(engine, 0, 3) == 0;
+        const bool negative = draw(engine, 0, 3) == 0 && !is_row;
         view_.strides[axis] = negative ? -stride : stride;
         if (negative) origin_ += length;
         span += length;
@@ -107,6 +158,11 @@ class AnyTensor {
       for (int64_t head = 0; head < view_.shape[1]; ++head)
         fill_row(bytes.data() + (origin_ + row * view_.strides[0] + head * view_.strides[1]) * size,
                  view_.strides[2] * size, view_.dtype, view_.shape[2], engine);
+  }
+  // The strides of axes with one entry, which nobody should look at.
+  void loosen() {
+    for (const int axis : {0, 1})
+      if (view_.shape[axis] == 1) view_.strides[axis] = 3;
   }
   // Of the same bytes on the host or on the device.
   TensorView view(std::byte* base) const {
@@ -124,12 +180,14 @@ class AnyTensor {
 };
 
 // A layer on the host and its copy on the device, which begins `lead` bytes after an aligned
-// address.
+// address. An aligned one begins, like all of its blocks, at multiples of 16.
 class TwinLayer {
  public:
-  TwinLayer(const AttentionGeometry& geometry, int64_t num_blocks, std::mt19937_64& engine)
-      : pool(geometry, num_blocks, std::byte{0xFF}, pick<int64_t>(engine, {0, 0, 1, 6, 64, 1000})),
-        lead_(pick<int64_t>(engine, {0, 0, 1, 2, 8})) {}
+  TwinLayer(const AttentionGeometry& geometry, int64_t num_blocks, std::mt19937_64& engine,
+            bool aligned = false)
+      : pool(geometry, num_blocks, std::byte{0xFF}, any_gap(geometry, engine, aligned)),
+        lead_(aligned ? pick<int64_t>(engine, {0, 16, 48})
+                      : pick<int64_t>(engine, {0, 0, 1, 2, 8})) {}
   kernels::LayerView& host() { return pool.layer(); }
   // Copies what the host has now.
   kernels::LayerView device() {
@@ -165,6 +223,11 @@ class TwinLayer {
   std::vector<float> key_offset;
 
  private:
+  static int64_t any_gap(const AttentionGeometry& geometry, std::mt19937_64& engine, bool aligned) {
+    if (!aligned) return pick<int64_t>(engine, {0, 0, 1, 6, 64, 1000});
+    return (16 - page_layout(geometry).page_bytes % 16) % 16 + pick<int64_t>(engine, {0, 16, 1024});
+  }
+
   int64_t lead_;
   std::vector<DeviceBytes> memory_;
 };
@@ -213,6 +276,18 @@ class PointOfUse {
   kernels::BlockRights rights_;
   bool with_rights_;
 };
+
+inline kernels::AppendParams append_of(const kernels::LayerView& layer, const TensorView& k,
+                                       const TensorView& v, const int64_t* slots,
+                                       int64_t num_slots) {
+  kernels::AppendParams params;
+  params.layer = layer;
+  params.k = k;
+  params.v = v;
+  params.slots = slots;
+  params.num_slots = num_slots;
+  return params;
+}
 
 inline void check_ok(const Status& status) { CHECK_MESSAGE(status.ok(), status.to_string()); }
 

@@ -67,10 +67,12 @@ class Round {
       good.push_back(is_wrong ? -1 : slot);
     }
     const DeviceBytes device_k(k.bytes), device_v(v.bytes), device_slots(slots);
-    test::check_ok(run_append({device_, k.view(device_k.data()), v.view(device_v.data()),
-                               device_slots.data<int64_t>(), rows},
-                              use_.target()));
-    test::check_ok(run_append({layer_.host(), k.host(), v.host(), good.data(), rows}));
+    test::check_ok(
+        run_append(test::append_of(device_, k.view(device_k.data()), v.view(device_v.data()),
+                                   device_slots.data<int64_t>(), rows),
+                   use_.target()));
+    test::check_ok(
+        run_append(test::append_of(layer_.host(), k.host(), v.host(), good.data(), rows)));
     check("append", wrong);
   }
 
