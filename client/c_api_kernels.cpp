@@ -79,6 +79,8 @@ larder_code larder_pool_gather(larder_pool* pool, int32_t layer, const larder_ga
                  given.block_table_stride);
     call.block_table_stride = given.block_table_stride;
     call.rows_per_sequence = given.rows_per_sequence;
+    if (given.first_tokens != nullptr)
+      call.first_tokens = in.array("first_tokens", given.first_tokens, given.num_seqs);
     if (!in.ok()) return in.status();
     return pool->state->pool.gather(layer, call);
   });

@@ -214,6 +214,30 @@ larder_code larder_pool_write_pages(larder_pool* pool, int32_t layer, const int3
   });
 }
 
+larder_code larder_pool_read_blocks(larder_pool* pool, const int32_t* blocks, size_t num_blocks,
+                                    void* bytes, size_t size_bytes) {
+  return guarded([&]() -> Status {
+    Arguments in;
+    in.required("pool", pool);
+    const auto ids = in.array("blocks", blocks, num_blocks);
+    const auto out = in.output("bytes", static_cast<std::byte*>(bytes), size_bytes);
+    if (!in.ok()) return in.status();
+    return pool->state->pool.read_blocks(ids, out);
+  });
+}
+
+larder_code larder_pool_write_blocks(larder_pool* pool, const int32_t* blocks, size_t num_blocks,
+                                     const void* bytes, size_t size_bytes) {
+  return guarded([&]() -> Status {
+    Arguments in;
+    in.required("pool", pool);
+    const auto ids = in.array("blocks", blocks, num_blocks);
+    const auto from = in.array("bytes", static_cast<const std::byte*>(bytes), size_bytes);
+    if (!in.ok()) return in.status();
+    return pool->state->pool.write_blocks(ids, from);
+  });
+}
+
 larder_code larder_pool_export_pages(larder_pool* pool, int32_t layer, const int32_t* blocks,
                                      size_t num_blocks, const larder_paged_kv* paged) {
   return guarded([&]() -> Status {

@@ -101,11 +101,13 @@ struct Pool::Impl {
                         std::span<const std::string> extra);
   Status copy(std::span<const BlockHandle> from, std::span<const BlockHandle> to);
   Status append(int32_t layer, const TensorView& k, const TensorView& v,
-                std::span<const int64_t> slots);
+                std::span<const int64_t> slots, const AppendOptions& options = {});
   Status attend(int32_t layer, const AttendBatch& batch, const AttendOptions& options);
   Status read_pages(int32_t layer, std::span<const int32_t> blocks, std::span<std::byte> bytes);
   Status write_pages(int32_t layer, std::span<const int32_t> blocks,
                      std::span<const std::byte> bytes);
+  Status move_blocks(std::span<const int32_t> blocks, std::byte* bytes, size_t num_bytes,
+                     bool to_pool);
   Status convert_pages(int32_t layer, std::span<const int32_t> blocks, const PagedKv& paged,
                        bool to_pool);
 
@@ -122,7 +124,7 @@ struct Pool::Impl {
   template <typename Slot>
   Status check_mapped_slots(const char* field, std::span<const Slot> slots) const;
   Status check_mapped_table(std::span<const int32_t> seq_lens, std::span<const int32_t> table,
-                            int64_t stride) const;
+                            int64_t stride, std::span<const int32_t> first_tokens = {}) const;
 
   // Runs a call here, and waits for it unless the engine has named a stream of its own.
   template <typename Params>
@@ -139,6 +141,10 @@ struct Pool::Impl {
   // with check_pages: they also say when the session has ended.
   Status check_layer(int32_t index) const;
   Status check_pages(int32_t layer, std::span<const int32_t> blocks, size_t num_bytes) const;
+  Status check_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
+  // `what`: "pages", of so many bytes each.
+  Status check_ids(std::span<const int32_t> blocks, size_t num_bytes, const char* what,
+                   int64_t bytes_of_each) const;
   Result<float> scale_of(const AttendOptions& options) const;
 
   // The executor's side of a call that has been validated.

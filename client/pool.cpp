@@ -119,8 +119,8 @@ Status Pool::copy(std::span<const BlockHandle> from, std::span<const BlockHandle
   return impl_->copy(from, to);
 }
 Status Pool::append(int32_t layer, const TensorView& k, const TensorView& v,
-                    std::span<const int64_t> slots) {
-  return impl_->append(layer, k, v, slots);
+                    std::span<const int64_t> slots, const AppendOptions& options) {
+  return impl_->append(layer, k, v, slots, options);
 }
 Status Pool::attend(int32_t layer, const AttendBatch& batch, const AttendOptions& options) {
   return impl_->attend(layer, batch, options);

@@ -1,5 +1,6 @@
 // Whole blocks of a pool: pages in and out, foreign layouts, scrub, checksum.
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "client/client_impl.h"
@@ -9,6 +10,7 @@
 namespace larder {
 
 int64_t Pool::page_bytes() const { return impl_->view.page.page_bytes; }
+int64_t Pool::block_bytes() const { return larder::block_bytes(impl_->view); }
 
 Status Pool::Impl::check_pages(int32_t layer_index, std::span<const int32_t> blocks,
                                size_t num_bytes) const {
@@ -17,16 +19,26 @@ Status Pool::Impl::check_pages(int32_t layer_index, std::span<const int32_t> blo
     return {ErrorCode::kInvalidArgument, "layer is " + std::to_string(layer_index) +
                                              ", the pool has " +
                                              std::to_string(view.geometry.num_layers)};
+  return check_ids(blocks, num_bytes, "pages", view.page.page_bytes);
+}
+
+Status Pool::Impl::check_blocks(std::span<const int32_t> blocks, size_t num_bytes) const {
+  if (Status status = client->session->ended(); !status.ok()) return status;
+  return check_ids(blocks, num_bytes, "blocks", larder::block_bytes(view));
+}
+
+Status Pool::Impl::check_ids(std::span<const int32_t> blocks, size_t num_bytes, const char* what,
+                             int64_t bytes_of_each) const {
   for (size_t i = 0; i < blocks.size(); ++i)
     if (blocks[i] < 0 || blocks[i] >= layout.num_ids())
       return {ErrorCode::kInvalidArgument, "blocks[" + std::to_string(i) + "] is " +
                                                std::to_string(blocks[i]) + ": the pool has " +
                                                std::to_string(layout.num_ids()) + " blocks"};
-  const auto page_bytes = static_cast<size_t>(view.page.page_bytes);
-  if (num_bytes % page_bytes == 0 && num_bytes / page_bytes == blocks.size()) return {};
+  const auto each = static_cast<size_t>(bytes_of_each);
+  if (num_bytes % each == 0 && num_bytes / each == blocks.size()) return {};
   return {ErrorCode::kInvalidArgument, "bytes has " + std::to_string(num_bytes) + " entries, " +
-                                           std::to_string(blocks.size()) + " pages of " +
-                                           std::to_string(page_bytes) + " bytes were named"};
+                                           std::to_string(blocks.size()) + " " + what + " of " +
+                                           std::to_string(each) + " bytes were named"};
 }
 
 std::byte* Pool::Impl::page(int32_t layer_index, int32_t block) const {
@@ -41,7 +53,8 @@ Status Pool::Impl::in_block_portions(protocol::Op op, int32_t layer_index,
                                      Before before, After after) {
   RequestRing& ring = *client->ring;
   const int64_t staged = rows_that_fit(bytes_of_a_block + static_cast<int64_t>(sizeof(int32_t)));
-  const int64_t allowed = std::max<int64_t>(protocol::kMaxBlockBytesPerCall / block_bytes(view), 1);
+  const int64_t allowed =
+      std::max<int64_t>(protocol::kMaxBlockBytesPerCall / larder::block_bytes(view), 1);
   const auto portion = static_cast<size_t>(std::min(staged, allowed));
   for (size_t first = 0; first < blocks.size(); first += portion) {
     const auto part = blocks.subspan(first, std::min(portion, blocks.size() - first));
@@ -113,6 +126,40 @@ Status Pool::read_pages(int32_t layer, std::span<const int32_t> blocks,
 Status Pool::write_pages(int32_t layer, std::span<const int32_t> blocks,
                          std::span<const std::byte> bytes) {
   return impl_->write_pages(layer, blocks, bytes);
+}
+
+// On request layer by layer: what the arena's calls move is pages.
+Status Pool::Impl::move_blocks(std::span<const int32_t> blocks, std::byte* bytes, size_t num_bytes,
+                               bool to_pool) {
+  if (Status status = check_blocks(blocks, num_bytes); !status.ok()) return status;
+  if (execution == Execution::kInProcess) {
+    if (Status status = check_mapped("blocks", blocks); !status.ok()) return status;
+    return kernels::copy_blocks_on(calls, view_blocks(view, layout, memory.base()), blocks, bytes,
+                                   to_pool);
+  }
+  const auto page_bytes = static_cast<size_t>(view.page.page_bytes);
+  const auto stride = static_cast<size_t>(larder::block_bytes(view));
+  std::vector<std::byte> pages(blocks.size() * page_bytes);
+  for (int32_t index = 0; index < view.geometry.num_layers; ++index) {
+    std::byte* first = bytes + static_cast<size_t>(index) * page_bytes;
+    if (to_pool)
+      for (size_t i = 0; i < blocks.size(); ++i)
+        std::memcpy(pages.data() + i * page_bytes, first + i * stride, page_bytes);
+    Status status = to_pool ? write_pages(index, blocks, pages) : read_pages(index, blocks, pages);
+    if (!status.ok()) return status;
+    if (!to_pool)
+      for (size_t i = 0; i < blocks.size(); ++i)
+        std::memcpy(first + i * stride, pages.data() + i * page_bytes, page_bytes);
+  }
+  return {};
+}
+
+Status Pool::read_blocks(std::span<const int32_t> blocks, std::span<std::byte> bytes) {
+  return impl_->move_blocks(blocks, bytes.data(), bytes.size(), false);
+}
+Status Pool::write_blocks(std::span<const int32_t> blocks, std::span<const std::byte> bytes) {
+  // Only read where they go to the pool.
+  return impl_->move_blocks(blocks, const_cast<std::byte*>(bytes.data()), bytes.size(), true);
 }
 
 // On request the pages travel as they are and are converted here: the same code, either way.

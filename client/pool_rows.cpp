@@ -27,7 +27,8 @@ std::vector<int64_t> slots_of(const kernels::GatherParams& params) {
   int64_t row = 0;
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
     if (params.rows_per_sequence > 0) row = sequence * params.rows_per_sequence;
-    for (int64_t token = 0; token < params.seq_lens[sequence]; ++token, ++row)
+    for (int64_t token = kernels::first_token_of(params, sequence);
+         token < params.seq_lens[sequence]; ++token, ++row)
       slots[static_cast<size_t>(row)] =
           int64_t{params.block_table[sequence * params.block_table_stride + token / block_tokens]} *
               block_tokens +
@@ -46,14 +47,20 @@ int64_t Pool::Impl::rows_that_fit(int64_t bytes_of_a_row) const {
 }
 
 Status Pool::Impl::append(int32_t layer_index, const TensorView& k, const TensorView& v,
-                          std::span<const int64_t> slots) {
+                          std::span<const int64_t> slots, const AppendOptions& options) {
   if (Status status = check_layer(layer_index); !status.ok()) return status;
+  if (execution == Execution::kOnRequest && options.rope.dim != 0)
+    return {ErrorCode::kUnsupported,
+            "rope.dim is " + std::to_string(options.rope.dim) +
+                ": append on request takes keys as they are to be stored: turn them before, or "
+                "open the pool in process"};
   kernels::AppendParams params;
   params.layer = layer(layer_index);
   params.k = k;
   params.v = v;
   params.slots = slots.data();
   params.num_slots = static_cast<int64_t>(slots.size());
+  params.rope = options.rope;
   if (execution == Execution::kInProcess) {
     if (Status status = check_mapped_slots("slots", slots); !status.ok()) return status;
     return run_here(params);
@@ -92,6 +99,10 @@ Status Pool::gather(int32_t layer, const GatherBatch& batch) {
   if (Status status = check_table(num_seqs, batch.block_table, batch.block_table_stride);
       !status.ok())
     return status;
+  if (!batch.first_tokens.empty() && batch.first_tokens.size() != batch.seq_lens.size())
+    return {ErrorCode::kInvalidArgument, "first_tokens has " +
+                                             std::to_string(batch.first_tokens.size()) +
+                                             " entries, seq_lens " + std::to_string(num_seqs)};
   kernels::GatherParams params;
   params.layer = impl_->layer(layer);
   params.k_out = batch.k_out;
@@ -101,10 +112,11 @@ Status Pool::gather(int32_t layer, const GatherBatch& batch) {
   params.block_table = batch.block_table.data();
   params.block_table_stride = batch.block_table_stride;
   params.rows_per_sequence = batch.rows_per_sequence;
+  params.first_tokens = batch.first_tokens.empty() ? nullptr : batch.first_tokens.data();
   if (Status status = kernels::validate_gather(params); !status.ok()) return status;
   if (impl_->execution == Execution::kInProcess) {
-    if (Status status =
-            impl_->check_mapped_table(batch.seq_lens, batch.block_table, batch.block_table_stride);
+    if (Status status = impl_->check_mapped_table(batch.seq_lens, batch.block_table,
+                                                  batch.block_table_stride, batch.first_tokens);
         !status.ok())
       return status;
     return impl_->run_here(params);

@@ -68,6 +68,8 @@ TEST_CASE("NULL where something is required is refused by every function") {
   CALL(larder_pool_read, nullptr, 0, nullptr, nullptr, nullptr, 1);
   CALL(larder_pool_read_pages, nullptr, 0, nullptr, 1, nullptr, 1);
   CALL(larder_pool_write_pages, nullptr, 0, nullptr, 1, nullptr, 1);
+  CALL(larder_pool_read_blocks, nullptr, nullptr, 1, nullptr, 1);
+  CALL(larder_pool_write_blocks, nullptr, nullptr, 1, nullptr, 1);
   CALL(larder_pool_export_pages, nullptr, 0, nullptr, 1, nullptr);
   CALL(larder_pool_import_pages, nullptr, 0, nullptr, 1, nullptr);
   CALL(larder_pool_scrub, nullptr, nullptr, 0);

@@ -157,6 +157,17 @@ TEST_CASE("pages are copied, scrubbed, summed and moved to an engine's layout an
         LARDER_INVALID_ARGUMENT);
   CHECK(larder_pool_read_pages(pool.get(), 1, ids.data(), 2, nullptr, 2304) ==
         LARDER_INVALID_ARGUMENT);
+  // Layer 0, which is zeros, then layer 1 of each.
+  std::vector<std::byte> whole(2 * 2304, std::byte{9});
+  REQUIRE_OK(larder_pool_read_blocks(pool.get(), ids.data(), 2, whole.data(), whole.size()));
+  std::vector<std::byte> expected(2 * 2304);
+  std::copy(written.begin(), written.begin() + 1152, expected.begin() + 1152);
+  std::copy(written.begin() + 1152, written.end(), expected.begin() + 3 * 1152);
+  CHECK(whole == expected);
+  CHECK(larder_pool_write_blocks(pool.get(), ids.data(), 2, whole.data(), 2304) ==
+        LARDER_INVALID_ARGUMENT);
+  REQUIRE_OK(larder_pool_write_blocks(pool.get(), ids.data(), 2, whole.data(), whole.size()));
+  CHECK(layer_bytes(pool, 1, {ids[0], ids[1]}) == written);
 
   // Blocks 2 and 3 become copies of 0 and 1.
   REQUIRE_OK(larder_pool_copy(pool.get(), blocks.data(), blocks.data() + 2, 2));

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -62,14 +61,6 @@ inline CSequence begin(const CPool& pool) {
   larder_sequence* sequence = nullptr;
   REQUIRE_OK(larder_sequence_begin(pool.get(), &sequence));
   return CSequence(sequence);
-}
-
-inline std::vector<float> random_values(size_t count, uint64_t stream) {
-  auto engine = random_engine(stream);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(engine);
-  return values;
 }
 
 inline larder_tensor rows(std::vector<float>& values, int64_t heads = 1) {

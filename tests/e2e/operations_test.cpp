@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -17,14 +16,6 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::array<Execution, 2> kExecutions = {Execution::kInProcess, Execution::kOnRequest};
-
-std::vector<float> random_values(size_t count, uint64_t stream) {
-  auto engine = random_engine(stream);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(engine);
-  return values;
-}
 
 // Bits, so that a NaN equals itself.
 std::vector<uint32_t> bits(const std::vector<float>& values) {
@@ -269,6 +260,39 @@ TEST_CASE("pages go out, through another layout and back in, unchanged") {
   }
 }
 
+TEST_CASE("whole blocks go out and come in, layer by layer, and their neighbours stay") {
+  Node node;
+  Client client = node.connect({.arena_bytes = 1 << 20});
+  for (const Execution execution : kExecutions)
+    for (const KvLayout layout : {KvLayout::kBlhnc, KvLayout::kLbhnc}) {
+      PoolOptions options = mixed_options();
+      options.layout = layout;
+      Filled filled(client, execution, layout == KvLayout::kBlhnc ? "blhnc" : "lbhnc", options);
+      const size_t page_bytes = 32 * 68;  // rows of 32 + 4 bytes of K and 32 of V
+      REQUIRE(filled.pool.block_bytes() == 2 * page_bytes);
+      REQUIRE(filled.pool.scrub(filled.blocks).ok());
+      std::vector<std::byte> written(4 * page_bytes), read(6 * page_bytes), pages(3 * page_bytes);
+      for (size_t i = 0; i < written.size(); ++i) written[i] = static_cast<std::byte>(i * 7 % 251);
+      const std::vector<int32_t> outer = {filled.blocks[2], filled.blocks[0]};
+      REQUIRE(filled.pool.write_blocks(outer, written).ok());
+      for (int layer = 0; layer < 2; ++layer) {
+        REQUIRE(filled.pool.read_pages(layer, filled.blocks, pages).ok());
+        std::vector<std::byte> expected(3 * page_bytes);
+        const std::byte* of_layer = written.data() + static_cast<size_t>(layer) * page_bytes;
+        std::copy_n(of_layer + 2 * page_bytes, page_bytes, expected.data());
+        std::copy_n(of_layer, page_bytes, expected.data() + 2 * page_bytes);
+        CHECK(pages == expected);
+      }
+      REQUIRE(filled.pool.read_blocks(std::vector{outer[0], outer[1], outer[0]}, read).ok());
+      CHECK(std::equal(written.begin(), written.end(), read.begin()));
+      CHECK(std::equal(read.begin(), read.begin() + 2 * page_bytes, read.begin() + 4 * page_bytes));
+      CHECK(filled.pool.read_blocks(outer, read).message() ==
+            "bytes has 13056 entries, 2 blocks of 4352 bytes were named");
+      CHECK(filled.pool.write_blocks(std::vector<int32_t>{outer[0], 8}, written).code() ==
+            ErrorCode::kInvalidArgument);
+    }
+}
+
 TEST_CASE("an opaque pool holds bytes and refuses to be attended") {
   Node node;
   Client client = node.connect();
@@ -281,7 +305,7 @@ TEST_CASE("an opaque pool holds bytes and refuses to be attended") {
     std::vector<std::byte> bytes(3000), back(3000);
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
     REQUIRE(filled.pool.write_pages(0, filled.blocks, bytes).ok());
-    REQUIRE(filled.pool.read_pages(0, filled.blocks, back).ok());
+    REQUIRE(filled.pool.read_blocks(filled.blocks, back).ok());
     CHECK(bytes == back);
     auto fresh = filled.pool.allocate(1);
     REQUIRE(fresh.ok());
@@ -319,6 +343,8 @@ TEST_CASE("on request, blocks of nobody are neither read nor written") {
         ErrorCode::kPermissionDenied);
   CHECK(filled.pool.read_pages(0, free_block, page).code() == ErrorCode::kPermissionDenied);
   CHECK(filled.pool.write_pages(0, free_block, page).code() == ErrorCode::kPermissionDenied);
+  CHECK(filled.pool.write_blocks(free_block, std::vector<std::byte>(2 * page.size())).code() ==
+        ErrorCode::kPermissionDenied);
   CHECK(filled.pool.scrub(free_block).code() == ErrorCode::kPermissionDenied);
   CHECK(filled.pool.checksum(free_block).status().code() == ErrorCode::kPermissionDenied);
   // Published blocks may be read by all, and written by none.

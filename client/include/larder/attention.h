@@ -82,14 +82,31 @@ struct SparseBatch {
 
 // Dequantised tokens of a batch of sequences (Pool::gather). A tensor with shape[0] = 0 is not
 // wanted. Sequence s fills rows from s * rows_per_sequence on, or, where that is 0, from the end of
-// sequence s - 1 on; rows of no token keep their bytes. MLA pools: k_out is [rows, 1, 576] (latent,
-// then rope) and v_out is unused; k_out of dtype fp8_e4m3 is the staging of FP8-only kernels,
-// e4m3(value * (1 / k_scale)).
+// sequence s - 1 on, with its tokens from first_tokens[s] on: as many as a window needs, say
+// (larder/gather_scratch.h). Rows of no token keep their bytes. MLA pools: k_out is [rows, 1, 576]
+// (latent, then rope) and v_out is unused; k_out of dtype fp8_e4m3 is the staging of FP8-only
+// kernels, e4m3(value * (1 / k_scale)).
 struct GatherBatch {
   TensorView k_out;                      // [rows, num_kv_heads, k_dim]
   TensorView v_out;                      // [rows, num_kv_heads, v_dim]
   std::span<const int32_t> seq_lens;     // [num_seqs]
   std::span<const int32_t> block_table;  // [num_seqs, block_table_stride]
+  int64_t block_table_stride = 0;
+  int64_t rows_per_sequence = 0;
+  // [num_seqs], 0 to seq_len, or empty: 0. Blocks that lie wholly before it are not looked up.
+  std::span<const int32_t> first_tokens = {};
+};
+
+// The same with everything in device memory (Pool::gather_in_stream). Lengths and first tokens are
+// read when it runs; what does not fit a row of the table, the window of the output or the output
+// itself is left out.
+struct DeviceGatherBatch {
+  TensorView k_out;
+  TensorView v_out;
+  const int32_t* seq_lens = nullptr;      // [num_seqs]
+  const int32_t* first_tokens = nullptr;  // [num_seqs] or nullptr: 0
+  const int32_t* block_table = nullptr;   // [num_seqs, block_table_stride]
+  int64_t num_seqs = 0;
   int64_t block_table_stride = 0;
   int64_t rows_per_sequence = 0;
 };

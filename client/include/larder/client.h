@@ -42,6 +42,7 @@
 #include <utility>
 #include <vector>
 
+#include "larder/append.h"
 #include "larder/attention.h"
 #include "larder/kv_format.h"
 #include "larder/paged_kv.h"
@@ -262,7 +263,7 @@ class Pool {
   // k: [num_rows, num_kv_heads, k_dim], v: [num_rows, num_kv_heads, v_dim]; any strides. MLA pools:
   // k is the latent [num_rows, 1, 512], v the rope part [num_rows, 1, 64].
   Status append(int32_t layer, const TensorView& k, const TensorView& v,
-                std::span<const int64_t> slots);
+                std::span<const int64_t> slots, const AppendOptions& options = {});
   Status attend(int32_t layer, const AttendBatch& batch, const AttendOptions& options = {});
   Status sparse_attend(int32_t layer, const SparseBatch& batch, const AttendOptions& options);
   Status gather(int32_t layer, const GatherBatch& batch);
@@ -278,7 +279,13 @@ class Pool {
   Status read_pages(int32_t layer, std::span<const int32_t> blocks, std::span<std::byte> bytes);
   Status write_pages(int32_t layer, std::span<const int32_t> blocks,
                      std::span<const std::byte> bytes);
-  // The same, to and from an engine's own layout (larder/paged_kv.h), in packed space: bytes are
+  // Whole blocks, all layers: block_bytes each, one after another, the layers of each one after
+  // another. In process on a GPU one batch of copies, of whole blocks where their layers are
+  // together (BLHNC); memory that CUDA has pinned or registered needs no staging.
+  int64_t block_bytes() const;
+  Status read_blocks(std::span<const int32_t> blocks, std::span<std::byte> bytes);
+  Status write_blocks(std::span<const int32_t> blocks, std::span<const std::byte> bytes);
+  // Pages, to and from an engine's own layout (larder/paged_kv.h), in packed space: bytes are
   // moved, never requantised. `paged` holds exactly as many tokens as the blocks. Keys of a pool
   // with a key transform leave as they are stored: transformed.
   Status export_pages(int32_t layer, std::span<const int32_t> blocks, const PagedKv& paged);
@@ -299,10 +306,17 @@ class Pool {
   // on request.
   Status append_in_stream(int32_t layer, const TensorView& k, const TensorView& v,
                           const int64_t* slots, int64_t num_slots, void* stream);
+  Status append_in_stream(int32_t layer, const TensorView& k, const TensorView& v,
+                          const DeviceAppendBatch& batch, void* stream);
+  // Rows of several layers, each once, to the same slots: one launch where the GPU's kernels allow
+  // it. All k have one dtype, shape and strides, and so have all v.
+  Status append_layers_in_stream(std::span<const LayerRows> layers, const DeviceAppendBatch& batch,
+                                 void* stream);
   Status attend_in_stream(int32_t layer, const DeviceAttendBatch& batch,
                           const AttendOptions& options, void* stream);
   Status gather_in_stream(int32_t layer, const TensorView& k_out, const TensorView& v_out,
                           const int64_t* slots, int64_t num_slots, void* stream);
+  Status gather_in_stream(int32_t layer, const DeviceGatherBatch& batch, void* stream);
 
   // The group's memory in this process, for engines that run their own kernels; mapped on first
   // use. Block b, layer l lies at data() + b * block_stride_bytes() + l * layer_stride_bytes().

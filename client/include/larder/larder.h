@@ -4,8 +4,9 @@
 //     larder_client* client = NULL;
 //     if (larder_connect(&options, &client) != LARDER_OK) puts(larder_last_error());
 //
-// The same calls, with the same meaning, as the C++ API; what shapes, units and options mean is
-// said in larder/client.h and larder/attention.h. C99 and C++; no exception leaves a function.
+// The calls of the C++ API but those in a stream and RoPE, with the same meaning; what shapes,
+// units and options mean is said in larder/client.h and larder/attention.h. C99 and C++; no
+// exception leaves a function.
 //
 // Errors: every call that can fail returns a code; larder_last_error() has the sentence, which
 // names the field, the value and what is expected. A refused call changes nothing and writes none
@@ -165,7 +166,13 @@ larder_code larder_pool_read_pages(larder_pool* pool, int32_t layer, const int32
                                    size_t num_blocks, void* bytes, size_t size_bytes);
 larder_code larder_pool_write_pages(larder_pool* pool, int32_t layer, const int32_t* blocks,
                                     size_t num_blocks, const void* bytes, size_t size_bytes);
-// The same, to and from an engine's own layout; bytes are moved, never requantised.
+// Whole blocks, one after another, the layers of each one after another: size_bytes is num_blocks *
+// num_layers * page_bytes.
+larder_code larder_pool_read_blocks(larder_pool* pool, const int32_t* blocks, size_t num_blocks,
+                                    void* bytes, size_t size_bytes);
+larder_code larder_pool_write_blocks(larder_pool* pool, const int32_t* blocks, size_t num_blocks,
+                                     const void* bytes, size_t size_bytes);
+// Pages, to and from an engine's own layout; bytes are moved, never requantised.
 larder_code larder_pool_export_pages(larder_pool* pool, int32_t layer, const int32_t* blocks,
                                      size_t num_blocks, const larder_paged_kv* paged);
 larder_code larder_pool_import_pages(larder_pool* pool, int32_t layer, const int32_t* blocks,

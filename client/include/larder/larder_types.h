@@ -318,10 +318,11 @@ typedef struct larder_gather_batch {
   size_t num_seqs;
   const int32_t* block_table;  // [num_seqs, block_table_stride]
   int64_t block_table_stride;
-  int64_t rows_per_sequence;  // 0: sequences follow one another
+  int64_t rows_per_sequence;    // 0: sequences follow one another
+  const int32_t* first_tokens;  // [num_seqs], 0 to seq_len, or NULL: 0
 } larder_gather_batch;
 #define LARDER_GATHER_BATCH_INIT \
-  { sizeof(larder_gather_batch), LARDER_ZERO_TENSOR, LARDER_ZERO_TENSOR, NULL, 0, NULL, 0, 0 }
+  { sizeof(larder_gather_batch), LARDER_ZERO_TENSOR, LARDER_ZERO_TENSOR, NULL, 0, NULL, 0, 0, NULL }
 
 // The row of (page p, head h, token t) lies at base + p * page + h * head + t * token, in bytes.
 typedef struct larder_paged_rows {
