@@ -15,7 +15,7 @@ Matrix linear(const Matrix& x, const Matrix& weight) {
 // The attention part of a layer: its output before the residual connection.
 Result<Matrix> attention(Pool& pool, Batch& batch, int32_t layer_index, const ModelConfig& config,
                          const LayerWeights& layer, const RopeTable& rope, const Matrix& x,
-                         KeyDump* dump) {
+                         AttentionDump* dump) {
   const int64_t num_rows = batch.num_rows();
   const Matrix normed = rms_norm(x, layer.attention_norm, config.rms_norm_epsilon);
   Matrix query = linear(normed, layer.query);
@@ -26,7 +26,12 @@ Result<Matrix> attention(Pool& pool, Batch& batch, int32_t layer_index, const Mo
 
   auto key_bits = round_to_bf16(key);
   auto value_bits = round_to_bf16(value);
-  if (dump != nullptr) dump->add(layer_index, key_bits);
+  if (dump != nullptr) {
+    if (dump->keys_alone())
+      dump->add(layer_index, {}, key_bits, {});
+    else
+      dump->add(layer_index, round_to_bf16(query), key_bits, value_bits);
+  }
   const auto kv_view = [&](std::vector<uint16_t>& bits) {
     return dense_tensor(bits.data(), Dtype::kBf16, num_rows, config.num_kv_heads, config.head_dim);
   };
@@ -56,11 +61,12 @@ class CpuRunner final : public ModelRunner {
  public:
   using ModelRunner::ModelRunner;
   std::string place() const override { return "cpu"; }
-  Result<Matrix> forward(Batch& batch, std::span<const int32_t> logit_rows, KeyDump* dump) override;
+  Result<Matrix> forward(Batch& batch, std::span<const int32_t> logit_rows,
+                         AttentionDump* dump) override;
 };
 
 Result<Matrix> CpuRunner::forward(Batch& batch, std::span<const int32_t> logit_rows,
-                                  KeyDump* dump) {
+                                  AttentionDump* dump) {
   const ModelConfig& config = model().config();
   const ModelWeights& weights = model().weights();
   const auto tokens = batch.tokens();

@@ -18,6 +18,7 @@
 #include "client/examples/model.h"
 #include "client/examples/poke.h"
 #include "client/examples/score.h"
+#include "larder/gather_scratch.h"
 #include "larder/key_offsets.h"
 
 namespace larder::examples {
@@ -76,6 +77,17 @@ json describe_pool(const PoolOptions& pool) {
           {"key_transform", name(pool.key_transform)},
           {"block_tokens", pool.geometry.block_tokens},
           {"execution", pool.execution == Execution::kInProcess ? "in-process" : "on-request"}};
+}
+
+// What an engine would reserve for gathers of this run's batch into bf16, were its attention to
+// read dense keys and values.
+Result<GatherScratch> reserve_gathers(const Options& options, const ModelConfig& config,
+                                      const PoolOptions& pool) {
+  GatherLimits limits;
+  limits.num_seqs = std::max<int64_t>(static_cast<int64_t>(options.prompts.size()), 1);
+  limits.context_tokens = config.context_tokens;
+  limits.chunk_rows = options.generate.prefill_rows;
+  return gather_scratch(pool.geometry, pool.window_tokens, limits);
 }
 
 // One line on stderr, key=value.
@@ -204,6 +216,8 @@ Status print_checksums(const Options& options, Pool& pool) {
 
 Status generate(const Options& options, ModelRunner& runner, const Client& client,
                 const PoolOptions& pool_options) {
+  const auto scratch = reserve_gathers(options, runner.model().config(), pool_options);
+  if (!scratch) return scratch.status();
   Generator generator(runner, options.generate);
   TextPrinter printer(options);
   Times times;
@@ -226,7 +240,9 @@ Status generate(const Options& options, ModelRunner& runner, const Client& clien
     printer.update(generator.generations());
   }
   times.decode_s = seconds_since(decode_start);
-  const json summary = generate_summary(generator, times, client, runner);
+  json summary = generate_summary(generator, times, client, runner);
+  summary["gather_rows_per_sequence"] = scratch->rows_per_sequence;
+  summary["gather_scratch_bytes"] = scratch->bytes();
   if (options.json) {
     json object = describe_pool(pool_options);
     object["texts"] = describe_generations(generator);
@@ -244,14 +260,16 @@ Status score(const Options& options, ModelRunner& runner, const PoolOptions& poo
       read_windows(options.score_path, options.first_window, options.num_windows, context_tokens);
   if (!text) return text.status();
   const auto start = Clock::now();
-  KeyDump dump(config.num_layers, config.num_kv_heads, config.head_dim);
+  const bool keys_alone = options.dump_attention_path.empty();
+  const std::string& dump_path = keys_alone ? options.dump_keys_path : options.dump_attention_path;
+  AttentionDump dump(config, keys_alone);
   std::vector<double> bits_per_byte;
   double sum = 0;
   for (int64_t window = 0; window < options.num_windows; ++window) {
     const auto bytes = std::string_view(*text).substr(static_cast<size_t>(window * context_tokens),
                                                       static_cast<size_t>(context_tokens) + 1);
     const auto bits = score_window(runner, bytes, options.generate.prefill_rows,
-                                   options.dump_keys_path.empty() ? nullptr : &dump);
+                                   dump_path.empty() ? nullptr : &dump);
     if (!bits) return bits.status();
     bits_per_byte.push_back(*bits);
     sum += *bits;
@@ -259,7 +277,7 @@ Status score(const Options& options, ModelRunner& runner, const PoolOptions& poo
     std::printf("window %lld: %.6f bits/byte\n", static_cast<long long>(window), *bits);
     std::fflush(stdout);
   }
-  if (!options.dump_keys_path.empty()) dump.write(options.dump_keys_path);
+  if (!dump_path.empty()) dump.write(dump_path);
   const double mean = sum / static_cast<double>(options.num_windows);
   const double seconds = seconds_since(start);
   const int64_t scored_bytes = options.num_windows * context_tokens;

@@ -105,6 +105,8 @@ void add_work_options(CLI::App& app, Options& options) {
       ->capture_default_str();
   app.add_option("--dump-keys", options.dump_keys_path,
                  "with --score: write the text's keys there, for `larderctl calibrate`");
+  app.add_option("--dump-attention", options.dump_attention_path,
+                 "with --score: write the text's queries, keys and values there, in bf16");
   app.add_flag("--poke", options.poke,
                "after the prefill, damage one byte of the pool from a second connection; the text "
                "changes (implies --no-prefix, so that no published block is damaged)");
@@ -133,6 +135,10 @@ std::string usage_error(const Options& options) {
     return "--checksum goes neither with --poke nor with --json";
   if (!options.dump_keys_path.empty() && options.score_path.empty())
     return "--dump-keys needs --score";
+  if (!options.dump_attention_path.empty() && options.score_path.empty())
+    return "--dump-attention needs --score";
+  if (!options.dump_keys_path.empty() && !options.dump_attention_path.empty())
+    return "give either --dump-keys or --dump-attention, whose file has the keys too";
   if (is_centred(options.key_transform) == options.key_offsets_path.empty())
     return "--key-offsets goes with the centred key transforms, and they need it";
   return "";

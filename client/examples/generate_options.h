@@ -29,7 +29,8 @@ struct Options {
   std::string score_path;  // not empty: score instead of generating
   int64_t first_window = 0;
   int64_t num_windows = 10;
-  std::string dump_keys_path;  // not empty: the keys of the scored text go there
+  std::string dump_keys_path;       // not empty: the keys of the scored text go there
+  std::string dump_attention_path;  // not empty: its queries, keys and values go there
   bool poke = false;
   bool checksum = false;  // of the prompts' published blocks, instead of generating
   int32_t pause_ms = 0;   // after each token

@@ -9,6 +9,7 @@
 #include "client/examples/gpu_products.h"
 #include "client/examples/gpu_step.h"
 #include "client/examples/gpu_weights.h"
+#include "client/examples/layer_math.h"
 
 namespace larder::examples {
 namespace {
@@ -24,16 +25,17 @@ class GpuRunner final : public ModelRunner {
         step_(model.config()) {}
 
   std::string place() const override { return pool().device(); }
-  Result<Matrix> forward(Batch& batch, std::span<const int32_t> logit_rows, KeyDump* dump) override;
+  Result<Matrix> forward(Batch& batch, std::span<const int32_t> logit_rows,
+                         AttentionDump* dump) override;
 
  private:
-  Status run(const StepShape& shape, KeyDump* dump);
+  Status run(const StepShape& shape, AttentionDump* dump);
   bool capture(const StepShape& shape);
   std::string try_capture(const StepShape& shape);
-  Status enqueue(const StepShape& shape, KeyDump* dump);
-  Status enqueue_attention(int32_t layer_index, const StepShape& shape, KeyDump* dump);
+  Status enqueue(const StepShape& shape, AttentionDump* dump);
+  Status enqueue_attention(int32_t layer_index, const StepShape& shape, AttentionDump* dump);
   void enqueue_mlp(const GpuLayerWeights& layer, int64_t num_rows);
-  void dump_keys(int32_t layer_index, int64_t num_rows, KeyDump& dump);
+  void dump_rows(int32_t layer_index, int64_t num_rows, AttentionDump& dump);
 
   HeadCounts heads() const {
     const ModelConfig& config = model().config();
@@ -51,7 +53,7 @@ class GpuRunner final : public ModelRunner {
 };
 
 Result<Matrix> GpuRunner::forward(Batch& batch, std::span<const int32_t> logit_rows,
-                                  KeyDump* dump) try {
+                                  AttentionDump* dump) try {
   for (const int32_t token : batch.tokens())
     LARDER_CHECK(token >= 0 && token < kByteVocabulary, token);
   const StepShape shape = step_shape(batch, logit_rows);
@@ -71,7 +73,7 @@ Result<Matrix> GpuRunner::forward(Batch& batch, std::span<const int32_t> logit_r
 
 // The first pass of a shape is launched by kernels, which gives the pool's calls their workspace
 // and loads the kernels; the second is captured.
-Status GpuRunner::run(const StepShape& shape, KeyDump* dump) {
+Status GpuRunner::run(const StepShape& shape, AttentionDump* dump) {
   if (!uses_graphs_ || dump != nullptr || shape.num_rows != shape.num_seqs)
     return enqueue(shape, dump);
   const bool has_graph = graph_ != nullptr && graph_shape_ == shape;
@@ -123,7 +125,7 @@ std::string GpuRunner::try_capture(const StepShape& shape) try {
   return error.what();
 }
 
-Status GpuRunner::enqueue(const StepShape& shape, KeyDump* dump) {
+Status GpuRunner::enqueue(const StepShape& shape, AttentionDump* dump) {
   const ModelConfig& config = model().config();
   const int32_t hidden = config.hidden_size;
   const StepTables tables = step_.tables(shape);
@@ -142,7 +144,8 @@ Status GpuRunner::enqueue(const StepShape& shape, KeyDump* dump) {
 }
 
 // x += attention(norm(x)), K and V of the rows into the pool.
-Status GpuRunner::enqueue_attention(int32_t layer_index, const StepShape& shape, KeyDump* dump) {
+Status GpuRunner::enqueue_attention(int32_t layer_index, const StepShape& shape,
+                                    AttentionDump* dump) {
   const ModelConfig& config = model().config();
   const GpuLayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
   const StepTables tables = step_.tables(shape);
@@ -155,7 +158,7 @@ Status GpuRunner::enqueue_attention(int32_t layer_index, const StepShape& shape,
                    counts.width());
   gpu_rotate_and_round(step_.qkv.data(), tables.positions, weights_.frequencies.data(),
                        step_.key_bits.data(), step_.value_bits.data(), counts, rows, stream_.get());
-  if (dump != nullptr) dump_keys(layer_index, rows, *dump);
+  if (dump != nullptr) dump_rows(layer_index, rows, *dump);
 
   const auto kv_view = [&](const DeviceArray<uint16_t>& bits) {
     return dense_tensor(bits.data(), Dtype::kBf16, rows, counts.kv, counts.dim);
@@ -196,15 +199,23 @@ void GpuRunner::enqueue_mlp(const GpuLayerWeights& layer, int64_t num_rows) {
                    true);
 }
 
-void GpuRunner::dump_keys(int32_t layer_index, int64_t num_rows, KeyDump& dump) {
+void GpuRunner::dump_rows(int32_t layer_index, int64_t num_rows, AttentionDump& dump) {
   const HeadCounts counts = heads();
-  std::vector<uint16_t> bits(static_cast<size_t>(num_rows * counts.kv * counts.dim));
-  check_cuda(
-      cudaMemcpyAsync(bits.data(), step_.key_bits.data(), bits.size() * sizeof(uint16_t),
-                      cudaMemcpyDeviceToHost, stream_.get()),
-      "cudaMemcpyAsync(" + std::to_string(bits.size() * sizeof(uint16_t)) + " bytes of keys)");
-  stream_.wait();
-  dump.add(layer_index, bits);
+  const auto read = [&](void* to, const void* from, size_t size_bytes) {
+    check_cuda(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToHost, stream_.get()),
+               "cudaMemcpyAsync(" + std::to_string(size_bytes) + " bytes of a dump)");
+    stream_.wait();
+  };
+  std::vector<uint16_t> keys(static_cast<size_t>(num_rows * counts.kv * counts.dim));
+  read(keys.data(), step_.key_bits.data(), keys.size() * sizeof(uint16_t));
+  if (dump.keys_alone()) return dump.add(layer_index, {}, keys, {});
+  std::vector<uint16_t> values(keys.size());
+  read(values.data(), step_.value_bits.data(), values.size() * sizeof(uint16_t));
+  // Queries come first in each row.
+  Matrix qkv(num_rows, counts.width());
+  read(qkv.data(), step_.qkv.data(), static_cast<size_t>(qkv.size()) * sizeof(float));
+  const Matrix queries = qkv.leftCols(int64_t{counts.query} * counts.dim);
+  dump.add(layer_index, round_to_bf16(queries), keys, values);
 }
 
 }  // namespace

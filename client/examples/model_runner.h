@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
+#include "client/examples/attention_dump.h"
 #include "client/examples/batch.h"
-#include "client/examples/key_dump.h"
 #include "client/examples/model.h"
 #include "larder/client.h"
 
@@ -28,10 +28,10 @@ class ModelRunner {
   virtual std::string place() const = 0;
 
   // Runs the batch through all layers: K and V of its rows are in the pool when it returns. Returns
-  // the logits [logit_rows.size(), 256] of those rows. The keys of all layers go to `dump` too,
-  // where there is one.
+  // the logits [logit_rows.size(), 256] of those rows. What attention takes in all layers
+  // goes to `dump` too, where there is one.
   virtual Result<Matrix> forward(Batch& batch, std::span<const int32_t> logit_rows,
-                                 KeyDump* dump = nullptr) = 0;
+                                 AttentionDump* dump = nullptr) = 0;
 
  private:
   const Model& model_;

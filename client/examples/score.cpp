@@ -38,7 +38,7 @@ Result<std::string> read_windows(const std::filesystem::path& path, int64_t firs
 }
 
 Result<double> score_window(ModelRunner& runner, std::string_view window, int32_t prefill_rows,
-                            KeyDump* dump) {
+                            AttentionDump* dump) {
   LARDER_CHECK(window.size() >= 2 && prefill_rows >= 1, window.size(), prefill_rows);
   std::vector<int32_t> tokens;
   for (const char c : window) tokens.push_back(static_cast<uint8_t>(c));

@@ -18,6 +18,6 @@ Result<std::string> read_windows(const std::filesystem::path& path, int64_t firs
 // Mean of -log2 p(byte) over the windows' predictions, for one window [context + 1 bytes]. Takes a
 // fresh sequence and releases it. prefill_rows: rows of one forward pass. `dump` may be null.
 Result<double> score_window(ModelRunner& runner, std::string_view window, int32_t prefill_rows,
-                            KeyDump* dump);
+                            AttentionDump* dump);
 
 }  // namespace larder::examples
