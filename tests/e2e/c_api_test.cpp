@@ -1,4 +1,5 @@
 // The C API on a node beside the C++ API: the same bytes, values and refusals.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <signal.h>
@@ -120,6 +121,13 @@ TEST_CASE("what read and gather give back is what was stored") {
   batch.block_table_stride = static_cast<int64_t>(ids.size());
   REQUIRE_OK(larder_pool_gather(pool.get(), 1, &batch));
   CHECK(k_out == k);
+
+  k_out.assign(k.size(), kNan);
+  const int32_t first_token = 17;
+  batch.first_tokens = &first_token;
+  REQUIRE_OK(larder_pool_gather(pool.get(), 1, &batch));
+  CHECK(std::equal(k.begin() + 17 * kDim, k.end(), k_out.begin()));
+  CHECK(std::all_of(k_out.begin() + 3 * kDim, k_out.end(), [](float x) { return std::isnan(x); }));
 }
 
 TEST_CASE("pool figures and memory are those of the C++ API") {

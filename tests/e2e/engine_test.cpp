@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "client/safetensors.h"
 #include "tests/support/node.h"
 
 namespace larder::test {
@@ -91,6 +92,9 @@ TEST_CASE("a second engine starts from the first one's prefix and says the same"
   CHECK(first["texts"][0]["hit_tokens"] == 0);
   CHECK(second["texts"][0]["hit_tokens"] == 64);  // of 66, in blocks of 16
   CHECK(first["texts"][0]["text"] == second["texts"][0]["text"]);
+  // 2048 tokens of 2 heads of 64 + 64 values of 2 bytes.
+  CHECK(first["summary"]["gather_rows_per_sequence"] == 2048);
+  CHECK(first["summary"]["gather_scratch_bytes"] == 1'048'576);
   // Both ran in process; on request the daemon counts, once per layer.
   std::vector<std::string> on_request = options;
   on_request.insert(on_request.end(), {"--execution", "on-request"});
@@ -110,6 +114,41 @@ TEST_CASE("the program of the README runs and prints what it says") {
   ::unsetenv("LARDER_SOCKET");
   CHECK(output.exit_code == 0);
   CHECK(output.stdout_text == "OK, out[0] = 3\n");
+}
+
+TEST_CASE("a scored text's keys can be written out, alone or with its queries and values") {
+  Node node;
+  const std::string paths[2] = {node.folder_file("keys"), node.folder_file("attention")};
+  const std::string flags[2] = {"--dump-keys", "--dump-attention"};
+  for (int i = 0; i < 2; ++i)
+    (void)generate(node, {"--format", "bf16", "--score", kModel + "/reference.json", "--windows",
+                          "1", flags[i], paths[i]});
+  const auto keys = SafetensorsFile::open(paths[0]);
+  const auto attention = SafetensorsFile::open(paths[1]);
+  REQUIRE(keys.ok());
+  REQUIRE(attention.ok());
+  CHECK(keys->tensors().size() == 6);
+  CHECK(attention->tensors().size() == 18);
+  const std::vector<int64_t> kv_shape = {2048, 2, 64};
+  for (int layer = 0; layer < 6; ++layer) {
+    const std::string number = std::to_string(layer);
+    CHECK(attention->tensors().at("q." + number).shape == std::vector<int64_t>{2048, 4, 64});
+    CHECK(attention->tensors().at("v." + number).shape == kv_shape);
+    std::vector<float> values[2] = {std::vector<float>(2048 * 2 * 64),
+                                    std::vector<float>(2048 * 2 * 64)};
+    CHECK(keys->read("k." + number, kv_shape, values[0]).ok());
+    CHECK(attention->read("k." + number, kv_shape, values[1]).ok());
+    CHECK(values[0] == values[1]);
+  }
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--prompt", "a", "--dump-attention", paths[1]},
+        {"--score", "x", "--dump-attention", paths[1], "--dump-keys", paths[0]}}) {
+    std::vector<std::string> argv = {program("larder-generate"), "--model", kModel};
+    argv.insert(argv.end(), options.begin(), options.end());
+    const Output output = run(argv);
+    CHECK(output.exit_code == 2);
+    CHECK(output.stderr_text.find("--dump-attention") != std::string::npos);
+  }
 }
 
 TEST_CASE("a pool that is too small is refused with the numbers") {

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <signal.h>
 #include <vector>
 
@@ -18,14 +17,6 @@ namespace larder::test {
 namespace {
 
 constexpr int64_t kDim = 64;
-
-std::vector<float> random_values(size_t count, uint64_t stream) {
-  auto engine = random_engine(stream);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(engine);
-  return values;
-}
 
 TensorView rows(std::vector<float>& values, int64_t heads = 1) {
   return dense_tensor(values.data(), Dtype::kFp32,

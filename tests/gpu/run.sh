@@ -6,11 +6,12 @@
 #                                        data for a GPU host with no compiler, packages or network
 #     tests/gpu/run.sh unpack FILE       there: in a copy of the repository, which then runs with
 #     tests/gpu/run.sh run [STEP...]     what is in build-gpu; steps: kernels memory node cases e2e
-#                                        chaos sanitizer (all of these by default), bench
+#                                        chaos sanitizer (all of these by default), bench, fidelity
 #
 # $LARDER_GPU_ARCH: what to compile for (90a-real); $LARDER_GPU_FUZZ_SECONDS: of the fuzz on the device
 # (120); $LARDER_GPU_STEP_SECONDS: of one program at most (1800); $LARDER_GPU_LOGS: where the logs go
-# (build-gpu/logs).
+# (build-gpu/logs). fidelity goes on where it stopped; no combination is begun $LARDER_FIDELITY_SECONDS
+# (1200) after its start. $LARDER_REFERENCE_MODELS: a folder with small-lm and sample.txt, for it too.
 # Programs have the path of their build folder inside: unpacked elsewhere, the same path is made to
 # lead here by a symbolic link. Exit status 0 if all is well.
 set -uo pipefail
@@ -29,7 +30,8 @@ e2e_tests=(cases_blocks cases_daemon engine operations rings sequences survival 
 host_only='a block is not published before*,when keeper and larderd have both ended*'
 host_only+=',an executor killed under load*,text goes on in mid-sentence*'
 programs=(bin/larderd bin/larder-executor bin/larder-keeper bin/larderctl bin/larder-generate
-  bin/larder-chaos bin/readme_example bin/gpu_bench)
+  bin/larder-chaos bin/readme_example bin/gpu_bench
+  bin/kernels_gpu_bench bin/attention_error)
 
 build() {
   cmake -S . -B $folder -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLARDER_CUDA=ON \
@@ -82,7 +84,12 @@ cases() {
     $folder/bin/larderctl replay --embedded --memory cuda
 }
 
-bench() { limited $folder/bin/gpu_bench >"$logs/$1"; }
+bench() { limited "$folder/bin/$1" >"$logs/$2"; }
+
+fidelity() {
+  tests/bench/fidelity.py run --device auto --jobs 4 --output "$logs/fidelity.json" \
+    --time-limit "${LARDER_FIDELITY_SECONDS:-1200}" "$@"
+}
 
 # A server of our own; nothing of the GPU's settings changes.
 with_mps() {
@@ -133,8 +140,17 @@ steps_of() {
     wait
     ;;
   bench)
-    step bench bench gpu.json
-    step bench-mps with_mps bench gpu-mps.json
+    step kernels-bench bench kernels_gpu_bench kernels-gpu.json
+    step bench bench gpu_bench gpu.json
+    step bench-mps with_mps bench gpu_bench gpu-mps.json
+    ;;
+  fidelity)
+    step fidelity fidelity
+    local models=${LARDER_REFERENCE_MODELS:-}
+    [ -z "$models" ] || for name in tests/data/tiny-lm "$models/small-lm"; do
+      step "fidelity-$(basename "$name")" fidelity --model "$name" --text "$models/sample.txt" \
+        --first-window 0 --windows 200 --calibration-windows 43
+    done
     ;;
   chaos)
     LARDER_TEST_DEVICE=auto LARDER_CHAOS_ROUNDS=${LARDER_CHAOS_ROUNDS:-100} step chaos $folder/bin/larder-chaos

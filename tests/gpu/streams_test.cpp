@@ -135,6 +135,80 @@ TEST_CASE("one graph of append and attend follows tables, lengths and values on 
   cudaGraphDestroy(graph);
 }
 
+TEST_CASE("layers of one call are turned, and gathered from a first token, as on host memory") {
+  if (!has_gpu()) return;
+  constexpr int64_t kTokens = kBlocks * kBlockTokens, kRead = 8;
+  Node node(gpu_options());
+  Client client = node.connect();
+  Pool gpu = must(client.open_pool(pool_options("gpu", "auto")));
+  Pool host = must(client.open_pool(pool_options("host", "host")));
+  (void)must(gpu.allocate(kBlocks));
+  (void)must(host.allocate(kBlocks));
+  auto engine = random_engine(2);
+  std::vector<int32_t> table, slots32;
+  std::vector<int64_t> slots, positions;
+  for (int32_t i = 0; i < kBlocks; ++i) table.push_back(i);
+  std::shuffle(table.begin(), table.end(), engine);
+  for (int32_t token = 0; token < kTokens; ++token) {
+    slots32.push_back(table[static_cast<size_t>(token / kBlockTokens)] * kBlockTokens +
+                      token % kBlockTokens);
+    slots.push_back(slots32.back());
+    positions.push_back(100'000 + token);
+  }
+  const auto view = [](float* values, int64_t rows) {
+    return dense_tensor(values, Dtype::kFp32, rows, kHeads, kDim);
+  };
+  AppendOptions options;
+  options.rope.dim = kDim;
+  options.rope.positions = positions.data();
+  std::vector<DeviceBytes> memory;
+  std::vector<LayerRows> layers;
+  for (int32_t layer = 0; layer < 2; ++layer) {
+    std::vector<float> k = normal(engine, kTokens * kHeads * kDim);
+    std::vector<float> v = normal(engine, kTokens * kHeads * kDim);
+    must(host.append(layer, view(k.data(), kTokens), view(v.data(), kTokens), slots, options));
+    memory.emplace_back(k);
+    memory.emplace_back(v);
+    layers.push_back({layer, view(memory[memory.size() - 2].data<float>(), kTokens),
+                      view(memory.back().data<float>(), kTokens)});
+  }
+  const DeviceBytes device_slots(slots32), device_positions(positions);
+  DeviceAppendBatch batch;
+  batch.slots32 = device_slots.data<int32_t>();
+  batch.num_slots = kTokens;
+  batch.rope.dim = kDim;
+  batch.rope.positions = device_positions.data<int64_t>();
+  must(gpu.append_layers_in_stream(layers, batch, nullptr));
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(must(gpu.checksum(table)) == must(host.checksum(table)));
+
+  const std::vector<int32_t> seq_lens = {kTokens}, first_tokens = {kTokens - kRead};
+  std::vector<float> wanted(kRead * kHeads * kDim);
+  GatherBatch on_host;
+  on_host.k_out = view(wanted.data(), kRead);
+  on_host.seq_lens = seq_lens;
+  on_host.first_tokens = first_tokens;
+  on_host.block_table = table;
+  on_host.block_table_stride = kBlocks;
+  must(host.gather(1, on_host));
+  const DeviceBytes out(wanted.size() * sizeof(float)), device_table(table);
+  const DeviceBytes device_lens(seq_lens), device_firsts(first_tokens);
+  DeviceGatherBatch on_device;
+  on_device.k_out = view(out.data<float>(), kRead);
+  on_device.seq_lens = device_lens.data<int32_t>();
+  on_device.first_tokens = device_firsts.data<int32_t>();
+  on_device.block_table = device_table.data<int32_t>();
+  on_device.num_seqs = 1;
+  on_device.block_table_stride = kBlocks;
+  must(gpu.gather_in_stream(1, on_device, nullptr));
+  CHECK(out.read<float>() == wanted);
+
+  layers[1].k.strides[0] *= 2;
+  const Status unlike = gpu.append_layers_in_stream(layers, batch, nullptr);
+  CHECK(unlike.code() == ErrorCode::kInvalidArgument);
+  CHECK(unlike.message().find("k of layer 1 is not as that of layer 0") != std::string::npos);
+}
+
 TEST_CASE("calls in a stream are refused where there is none, by name") {
   if (!has_gpu()) return;
   Node node(gpu_options());

@@ -62,10 +62,9 @@ class DeviceBytes {
     REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
     std::vector<std::byte> all(size_ + 2 * kGuard);
     REQUIRE(cudaMemcpy(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
-    for (size_t i = 0; i < kGuard; ++i) {
-      REQUIRE(all[i] == std::byte{0xFF});
-      REQUIRE(all[kGuard + size_ + i] == std::byte{0xFF});
-    }
+    const auto is_guard = [](std::byte byte) { return byte == std::byte{0xFF}; };
+    REQUIRE(std::all_of(all.begin(), all.begin() + kGuard, is_guard));
+    REQUIRE(std::all_of(all.end() - kGuard, all.end(), is_guard));
     std::vector<T> values(size_ / sizeof(T));
     std::memcpy(values.data(), all.data() + kGuard, values.size() * sizeof(T));
     return values;

@@ -1,8 +1,10 @@
 // One seed for every random test of a program: printed when a test fails, chosen by --seed=N.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <random>
+#include <vector>
 
 namespace larder::test {
 
@@ -14,6 +16,14 @@ uint64_t seed();
 inline std::mt19937_64 random_engine(uint64_t stream) {
   std::seed_seq sequence{seed(), stream};
   return std::mt19937_64(sequence);
+}
+
+inline std::vector<float> random_values(size_t count, uint64_t stream) {
+  auto engine = random_engine(stream);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(engine);
+  return values;
 }
 
 }  // namespace larder::test
