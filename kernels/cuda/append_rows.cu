@@ -182,10 +182,6 @@ void launch(KvFormat format, Encoder encoder, const RowsCall& call, dim3 grid,
   }
 }
 
-}  // namespace
-
-namespace {
-
 constexpr int64_t kWantedCtas = 1024;  // that keep a large GPU busy
 
 // One launch: K and V together where they are alike, else one of them.
@@ -262,8 +258,8 @@ unsigned share_items(unsigned num_layers, KvFormat format, RowsCall& call) {
       !call.changes_keys && call.rope.dim == 0 && row_data_bytes(format, kGroup) < 2 * kGroup;
   const int64_t tokens = kWarps * (kWarp >> call.groups_shift);
   const int64_t tiles = (call.num_slots + tokens - 1) / tokens;
-  const int64_t parts =
-      std::clamp<int64_t>(kWantedCtas / (tiles * num_layers), is_balanced ? 2 : 1, call.num_items);
+  const int64_t wanted = std::max<int64_t>(kWantedCtas / (tiles * num_layers), is_balanced ? 2 : 1);
+  const int64_t parts = std::min<int64_t>(wanted, call.num_items);
   call.part_items = static_cast<int>((call.num_items + parts - 1) / parts);
   if (call.centred)
     call.part_items =
@@ -285,6 +281,7 @@ Status launch_side(const AppendParams& params, const Launch& side, const Target&
 }
 
 bool is_tuned_dim(int dim) { return dim >= 32 && dim <= 512 && std::has_single_bit(unsigned(dim)); }
+
 }  // namespace
 
 // See kernels.h. Everything but the data is looked at.

@@ -22,7 +22,7 @@ ROWS = (
     ("append of one token, in process: host time", "in_process.host_per_call"),
     ("the same: GPU time; in a graph", "in_process.gpu_per_call_us",
      "in_process.gpu_per_call_in_a_graph_us"),
-    ("append of 32,768 tokens, portable row", "owner_check.no_check"),
+    ("append of 32,768 tokens, in process", "owner_check.no_check"),
     ("the same, owners checked in device memory", "owner_check.owners_in_device_memory"),
     ("the same, owners checked in host memory", "owner_check.owners_in_host_memory"),
 )

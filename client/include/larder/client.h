@@ -279,9 +279,9 @@ class Pool {
   Status read_pages(int32_t layer, std::span<const int32_t> blocks, std::span<std::byte> bytes);
   Status write_pages(int32_t layer, std::span<const int32_t> blocks,
                      std::span<const std::byte> bytes);
-  // Whole blocks, all layers: block_bytes each, one after another, the layers of each one after
-  // another. In process on a GPU one batch of copies, of whole blocks where their layers are
-  // together (BLHNC); memory that CUDA has pinned or registered needs no staging.
+  // Whole blocks, all layers: block_bytes each, dense, layer after layer. In process on a GPU one
+  // batch of copies, and pinned or registered memory needs no staging; on request layer by layer: a
+  // write_blocks that fails on the way has written some of the layers.
   int64_t block_bytes() const;
   Status read_blocks(std::span<const int32_t> blocks, std::span<std::byte> bytes);
   Status write_blocks(std::span<const int32_t> blocks, std::span<const std::byte> bytes);
