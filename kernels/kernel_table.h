@@ -66,6 +66,7 @@ Status validate_scale(std::string_view field, double value);
 Status validate_append(const AppendParams& params, Tables tables = Tables::kHost);
 Status validate_gather(const GatherParams& params, Tables tables = Tables::kHost);
 Status validate_attend(const AttendParams& params, Tables tables = Tables::kHost);
+Status validate_shard(const ContextShard& shard);
 Status validate_sparse_mla(const SparseMlaParams& params, Tables tables = Tables::kHost);
 Status validate_merge(const MergeParams& params);
 Status validate_combine(const CombineParams& params);

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "larder/context_shard.h"
 #include "larder/kv_format.h"
 #include "larder/lse_form.h"
 #include "larder/paged_kv.h"
@@ -136,6 +137,8 @@ inline int64_t out_sf_bytes(const AttentionOutput& output) {
   return round_up(rows + output.out_sf_first_row, 128) * round_up(heads * pairs / 8, 4);
 }
 
+inline constexpr int32_t kFindSharedPrefix = -1;
+
 // Decode and chunked prefill in one: the q rows of sequence s are its last q_lens[s] tokens, so
 // row i of q_len rows sees keys 0 .. seq_len - q_len + i when causal (bottom-right aligned).
 // Dense MLA is the same call: q is [rows, heads, 576], out [rows, heads, 512].
@@ -167,6 +170,20 @@ struct AttendParams {
   // The keys that a sequence's rows see are taken in so many parts of equal length (the last ones
   // may be empty), merged at the end; 0: as the kernel likes.
   int32_t num_splits = 0;
+  // A sequence's results have the same bits whatever else is in the batch: its keys are then cut
+  // where its own lengths say, and shared_prefix_tokens is not used, which would depend on its
+  // neighbours. Not a promise between rows of the kernel tables.
+  bool deterministic = false;
+  // Tokens at the head of every sequence that lie in the same blocks, so that they need be read
+  // once for all: a multiple of block_tokens, at most the least seq_len - q_len; 0: none;
+  // kFindSharedPrefix: runs of neighbouring sequences with equal heads of their block-table rows
+  // are found where the tables lie. Results differ in rounding alone. With a shard it counts the
+  // tokens of all ranks, and blocks that lie wholly before it are the same.
+  int32_t shared_prefix_tokens = 0;
+  // seq_lens count the tokens of all ranks, the block table has those of this rank alone. Rows,
+  // causality, the window, the mask and ALiBi are about places in the whole sequence; num_splits
+  // cuts the rank's own keys.
+  ContextShard shard;
 };
 
 // Attention of every row over its own list of tokens, MLA layers only.

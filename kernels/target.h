@@ -29,7 +29,9 @@ struct BlockRights {
 // pool, a block without the right, a position that is negative or past the tables, a length that is
 // negative or longer than its block-table row, a first token that is negative or past the length,
 // more q_lens than rows. What is wrong is left out: nothing is written there, its tokens are not
-// seen, a length or a first token is cut to what fits. Zeroed by the caller beforehand.
+// seen, a length or a first token is cut to what fits. So is, in attention, that lengths of the
+// caller's own changed while a call read them: its results are then anything. Zeroed by the caller
+// beforehand.
 struct CallFaults {
   uint32_t count = 0;
   uint32_t reserved = 0;

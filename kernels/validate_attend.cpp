@@ -1,5 +1,7 @@
 // The checks of attend and sparse_mla calls.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/cpu/layer_scale.h"
 #include "kernels/kernel_table.h"
@@ -54,6 +56,20 @@ Status validate_arrays(const AttendParams& params) {
   return validate_array("mask_offsets", params.mask_offsets, alignof(int64_t), params.num_seqs);
 }
 
+// What can be said of it without the tables.
+Status validate_shared_prefix(const AttendParams& params) {
+  const int32_t tokens = params.shared_prefix_tokens;
+  const int64_t block_tokens = params.layer.geometry.block_tokens;
+  if (tokens < kFindSharedPrefix || (tokens > 0 && tokens % block_tokens != 0))
+    return refuse(kInvalid, "shared_prefix_tokens is ", tokens, ": expected ", kFindSharedPrefix,
+                  " (find it), 0 (none) or a multiple of block_tokens ", block_tokens);
+  if (params.num_seqs == 0 || tokens <= 0) return {};
+  if (local_tokens(params.shard, tokens) / block_tokens > params.block_table_stride)
+    return refuse(kInvalid, "shared_prefix_tokens is ", tokens, ": a block_table row has ",
+                  params.block_table_stride, " blocks of ", block_tokens, " tokens");
+  return {};
+}
+
 Status validate_options(const AttendParams& params) {
   if (Status s = validate_logit_scale(params.layer, params.scale); !s.ok()) return s;
   if (params.window_left < -1)
@@ -64,6 +80,8 @@ Status validate_options(const AttendParams& params) {
                   ": expected 0 (none) or a finite number above it");
   if (params.num_splits < 0 || params.num_splits > kMaxSplits)
     return refuse(kInvalid, "num_splits is ", params.num_splits, ": expected 0 to ", kMaxSplits);
+  if (Status s = validate_shard(params.shard); !s.ok()) return s;
+  if (Status s = validate_shared_prefix(params); !s.ok()) return s;
   if (params.sinks != nullptr && params.partial)
     return refuse(kInvalid,
                   "sinks are given with partial: a partial result has none, merge applies them");
@@ -91,9 +109,14 @@ Status validate_sequence(const AttendParams& params, int64_t sequence) {
   const int64_t block_tokens = params.layer.geometry.block_tokens;
   if (q_len < 0) return refuse(kInvalid, "q_lens[", sequence, "] is ", q_len);
   if (seq_len < 0) return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len);
-  const int64_t num_blocks = (seq_len + block_tokens - 1) / block_tokens;
-  if (num_blocks > params.block_table_stride)
+  const int64_t cached = cached_keys(params, sequence);
+  const int64_t num_blocks = (cached + block_tokens - 1) / block_tokens;
+  if (num_blocks > params.block_table_stride && params.shard.num_ranks == 1)
     return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len, ": its block_table row has ",
+                  params.block_table_stride, " blocks of ", block_tokens, " tokens");
+  if (num_blocks > params.block_table_stride)
+    return refuse(kInvalid, "seq_lens[", sequence, "] is ", seq_len, ", of which rank ",
+                  params.shard.rank, " has ", cached, ": its block_table row has ",
                   params.block_table_stride, " blocks of ", block_tokens, " tokens");
   if (params.mask != nullptr) {
     if (Status s = validate_mask(params, sequence); !s.ok()) return s;
@@ -107,6 +130,29 @@ Status validate_sequence(const AttendParams& params, int64_t sequence) {
     if (row[i] < 0 || row[i] >= params.layer.num_blocks)
       return refuse(kInvalid, "block_table[", sequence, ", ", i, "] is ", row[i], ": the pool has ",
                     params.layer.num_blocks, " blocks");
+  return {};
+}
+
+// That the prefix which the call names is one. Lengths and capacity of the table are checked.
+Status validate_prefix_blocks(const AttendParams& params) {
+  const int64_t tokens = params.shared_prefix_tokens;
+  if (tokens <= 0 || params.num_seqs == 0) return {};
+  if (params.block_table == nullptr)
+    return refuse(kInvalid, "block_table is null with shared_prefix_tokens ", tokens);
+  const int64_t num_blocks =
+      local_tokens(params.shard, tokens) / params.layer.geometry.block_tokens;
+  for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
+    const int64_t before = int64_t{params.seq_lens[sequence]} - params.q_lens[sequence];
+    if (tokens > before)
+      return refuse(kInvalid, "shared_prefix_tokens is ", tokens, ": sequence ", sequence, " has ",
+                    before, " tokens before its rows");
+    const int32_t* row = params.block_table + sequence * params.block_table_stride;
+    const auto [first, other] =
+        std::mismatch(params.block_table, params.block_table + num_blocks, row);
+    if (other != row + num_blocks)
+      return refuse(kInvalid, "shared_prefix_tokens is ", tokens, ": block_table[", sequence, ", ",
+                    other - row, "] is ", *other, ", that of sequence 0 is ", *first);
+  }
   return {};
 }
 
@@ -130,6 +176,22 @@ Status validate_topk(const SparseMlaParams& params, Tables tables) {
 
 }  // namespace
 
+Status validate_shard(const ContextShard& shard) {
+  const auto& [num_ranks, rank, interleave] = shard;
+  if (num_ranks < 1)
+    return refuse(kInvalid, "shard.num_ranks is ", num_ranks, ": expected 1 or more");
+  if (rank < 0 || rank >= num_ranks)
+    return refuse(kInvalid, "shard.rank is ", rank, ": expected 0 to ", num_ranks - 1,
+                  " with shard.num_ranks ", num_ranks);
+  if (interleave < 1)
+    return refuse(kInvalid, "shard.interleave is ", interleave, ": expected 1 or more");
+  const int64_t round = int64_t{num_ranks} * interleave;
+  if (round > std::numeric_limits<int32_t>::max())
+    return refuse(kInvalid, "shard.interleave is ", interleave, ": its product with ", num_ranks,
+                  " ranks is ", round, ", expected less than 2^31");
+  return {};
+}
+
 Status validate_attend(const AttendParams& params, Tables tables) {
   if (Status s = validate_layer(params.layer); !s.ok()) return s;
   if (Status s = validate_query_tensors(params.layer, params.q, params.output); !s.ok()) return s;
@@ -148,7 +210,7 @@ Status validate_attend(const AttendParams& params, Tables tables) {
   if (num_rows != params.q.shape[0])
     return refuse(kInvalid, "q has ", params.q.shape[0], " rows: q_lens add up to ", num_rows,
                   num_rows > params.q.shape[0] ? " and more" : "");
-  return {};
+  return validate_prefix_blocks(params);
 }
 
 Status validate_sparse_mla(const SparseMlaParams& params, Tables tables) {

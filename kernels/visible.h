@@ -16,28 +16,32 @@ struct KeyRange {
   bool operator==(const KeyRange&) const = default;
 };
 
-// Row `row` of the q_len rows of a sequence stands at position seq_len - q_len + row, which is
-// negative if there are more rows than tokens.
-inline KeyRange visible_keys(bool causal, int32_t window_left, int64_t q_len, int64_t seq_len,
-                             int64_t row) {
-  const int64_t position = seq_len - q_len + row;
-  KeyRange range = {0, causal ? std::max<int64_t>(position + 1, 0) : seq_len};
-  if (window_left >= 0) range.begin = std::max<int64_t>(position - window_left, 0);
-  return range;
+// The keys of a sequence that are in the cache: all of them, or those of the call's shard.
+inline int64_t cached_keys(const AttendParams& params, int64_t sequence) {
+  return local_tokens(params.shard, params.seq_lens[sequence]);
 }
 
-// What causality and the window leave of the row's keys. A mask replaces causality and may hide
-// any of these keys: see mask_bits.
+// What causality and the window leave of the row's keys, as their places in the cache. Row `row` of
+// the q_len rows of a sequence stands at position seq_len - q_len + row, which is negative if there
+// are more rows than tokens. A shard has every rank's tokens in their order, so that what a row
+// sees of them is one range, too. A mask replaces causality and may hide any of these keys: see
+// mask_bits.
 inline KeyRange visible_keys(const AttendParams& params, int64_t sequence, int64_t row) {
-  return visible_keys(params.causal && params.mask == nullptr, params.window_left,
-                      params.q_lens[sequence], params.seq_lens[sequence], row);
+  const int64_t position = int64_t{params.seq_lens[sequence]} - params.q_lens[sequence] + row;
+  const auto cached_before = [&](int64_t token) {
+    return local_tokens(params.shard, std::max<int64_t>(token, 0));
+  };
+  const bool is_causal = params.causal && params.mask == nullptr;
+  KeyRange range = {0, is_causal ? cached_before(position + 1) : cached_keys(params, sequence)};
+  if (params.window_left >= 0) range.begin = cached_before(position - params.window_left);
+  return range;
 }
 
 // Keys that at least one row of the sequence may see. A mask is not looked at: the blocks of keys
 // that it hides from every row must be there as those of any other.
 inline KeyRange touched_keys(const AttendParams& params, int64_t sequence) {
   if (params.q_lens[sequence] == 0) return {};
-  return {visible_keys(params, sequence, 0).begin, params.seq_lens[sequence]};
+  return {visible_keys(params, sequence, 0).begin, cached_keys(params, sequence)};
 }
 
 // The mask's bits of up to 64 keys [begin, end) of a row: bit i is key begin + i. The call has a
@@ -45,9 +49,17 @@ inline KeyRange touched_keys(const AttendParams& params, int64_t sequence) {
 inline uint64_t mask_bits(const AttendParams& params, int64_t sequence, int64_t row, int64_t begin,
                           int64_t end) {
   const uint8_t* bytes = params.mask + params.mask_offsets[sequence];
-  const int64_t first = row * params.seq_lens[sequence] + begin;
-  const int64_t last = first + (end - begin) - 1;
+  const int64_t row_bits = row * params.seq_lens[sequence];
   uint64_t bits = 0;
+  if (params.shard.num_ranks > 1) {  // the keys' bits are not next to each other
+    for (int64_t key = begin; key < end; ++key) {
+      const int64_t bit = row_bits + global_token(params.shard, key);
+      bits |= uint64_t{bytes[bit / 8] >> bit % 8 & 1u} << (key - begin);
+    }
+    return bits;
+  }
+  const int64_t first = row_bits + begin;
+  const int64_t last = first + (end - begin) - 1;
   for (int64_t byte = first / 8; byte <= last / 8; ++byte) {
     const int64_t shift = byte * 8 - first;
     const uint64_t value = bytes[byte];

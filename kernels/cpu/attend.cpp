@@ -158,7 +158,8 @@ void attend_group(const RowGroup& rows, Workspace& space) {
   const AttendParams& params = *rows.params;
   const LayerView& layer = params.layer;
   const LogitRule rule = {params.scale * cpu::key_scale(layer), params.soft_cap,
-                          is_centred(layer.key_transform), params.alibi_slopes != nullptr};
+                          is_centred(layer.key_transform), params.alibi_slopes != nullptr,
+                          params.shard};
   // Later rows see keys at least as late, and begin no earlier.
   const KeyRange keys = {rows.keys(rows.begin).begin, rows.keys(rows.end - 1).end};
   load_queries(rows, space);
@@ -180,7 +181,7 @@ void attend_on_target(const AttendParams& params) {
   bool in_parts = params.num_splits > 1;
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
     max_rows = std::max(max_rows, params.q_lens[sequence] * group_size);
-    in_parts = in_parts || params.seq_lens[sequence] > cpu::kStretchKeys;
+    in_parts = in_parts || cached_keys(params, sequence) > cpu::kStretchKeys;
   }
   max_rows = std::min(max_rows, kTileRows);
   if (max_rows == 0) return;

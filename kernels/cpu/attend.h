@@ -4,7 +4,9 @@
 // the batch, not on how many rows of its sequence share the call, not on where its blocks lie. Keys
 // are taken in tiles that begin at multiples of kTileKeys from the start of the sequence, and
 // within every sum in rising order, whichever rows share a tile. So decoding a token and prefilling
-// it give the same bits on one machine (another vector instruction set may round differently).
+// it give the same bits on one machine (another vector instruction set may round differently). With
+// num_splits the sequence's own lengths say where its keys are cut: every call is as
+// AttendParams::deterministic asks, and shared_prefix_tokens is not looked at.
 #pragma once
 
 #include "kernels/params.h"

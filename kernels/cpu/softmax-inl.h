@@ -21,6 +21,7 @@
 #include "kernels/cpu/output-inl.h"
 #include "kernels/cpu/rows-inl.h"
 #include "kernels/cpu/workspace.h"
+#include "larder/context_shard.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace larder::kernels::HWY_NAMESPACE {
@@ -34,9 +35,10 @@ using cpu::Workspace;
 // From a product q.k to a logit: scale, then shift, soft cap and slope where they are on.
 struct LogitRule {
   float scale = 1.0f;
-  float soft_cap = 0.0f;  // 0: none
-  bool shifted = false;   // adds Workspace::shift
-  bool sloped = false;    // adds Workspace::slope * (key - Workspace::position)
+  float soft_cap = 0.0f;    // 0: none
+  bool shifted = false;     // adds Workspace::shift
+  bool sloped = false;      // adds Workspace::slope * (key - Workspace::position)
+  ContextShard shard = {};  // which keys of the sequence the cached ones are
 
   bool is_plain() const { return soft_cap == 0.0f && !shifted && !sloped; }
 };
@@ -61,6 +63,16 @@ HWY_INLINE V cap_logit(D d, V logit, float cap) {
   return hn::IfThenElse(hn::IsNaN(ratio), ratio, hn::Mul(hn::Set(d, cap), hn::Tanh(d, bounded)));
 }
 
+// From `position` to the keys whose places in the cache are `key` and those after it.
+HWY_INLINE hn::Vec<Floats> distances(const ContextShard& shard, int64_t key, int64_t position) {
+  const Floats d;
+  if (shard.num_ranks == 1) return hn::Iota(d, static_cast<float>(key - position));
+  HWY_ALIGN float values[kPadFloats];
+  for (int64_t i = 0; i < static_cast<int64_t>(hn::Lanes(d)); ++i)
+    values[i] = static_cast<float>(global_token(shard, key + i) - position);
+  return hn::Load(d, values);
+}
+
 // Products -> logits of one row, -inf in the holes of what it sees. `tile` is the key of lane 0.
 inline void shape_logits(float* logits, Seen seen, const LogitRule& rule, int64_t row, int64_t tile,
                          const Workspace& space) {
@@ -71,7 +83,7 @@ inline void shape_logits(float* logits, Seen seen, const LogitRule& rule, int64_
     if (rule.shifted) logit = hn::Add(logit, hn::Set(d, space.shift[row]));
     if (rule.soft_cap > 0.0f) logit = cap_logit(d, logit, rule.soft_cap);
     if (rule.sloped) {
-      const auto distance = hn::Iota(d, static_cast<float>(tile + lane - space.position[row]));
+      const auto distance = distances(rule.shard, tile + lane, space.position[row]);
       logit = hn::Add(logit, hn::Mul(hn::Set(d, space.slope[row]), distance));
     }
     hn::Store(logit, d, logits + lane);

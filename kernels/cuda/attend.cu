@@ -4,12 +4,17 @@
 // once), attention of tiles of pairs over parts of the keys, and where there are several parts
 // their join. Lengths are read by the first alone, so all CTAs agree on them whatever else writes
 // there.
+//
+// A pair's result depends on where its keys are cut and on nothing else of the call: tiles of keys
+// lie at multiples of kTileKeys, keys that a row does not see change no bit of it, and pairs of a
+// CTA share nothing but decoded keys. So a deterministic call is one with fixed cuts.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 
 #include "kernels/cuda/attend_tile.cuh"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/shard.cuh"
 
 namespace larder::kernels::cuda {
 namespace {
@@ -32,6 +37,7 @@ struct PlanCall {
   int64_t num_seqs;
   int64_t num_rows;
   int64_t max_tokens;  // what a row of the block table holds
+  Shard shard;
   PlannedSequence* plan;
   PointOfUse use;
 };
@@ -44,17 +50,24 @@ struct AttendCall {
   int64_t num_seqs;
   int64_t block_table_stride;
   int64_t num_items;
+  Shard shard;
   int32_t window_left;
-  bool is_causal;        // and has no mask
-  bool are_parts_given;  // by the caller: they begin at any key, else at whole tiles
+  // A sequence's keys are cut into num_cuts parts of one length, a multiple of cut_keys and
+  // min_cut_keys at least; there are num_cuts of them, or as many as can have keys.
+  int32_t num_cuts;
+  int32_t cut_keys;
+  int32_t min_cut_keys;
+  bool is_causal;  // and has no mask
 };
 
 __device__ PlannedSequence plan_sequence(const PlanCall& call, int64_t sequence, int32_t q_len,
                                          int64_t first_row) {
   PlannedSequence planned = {first_row, -1, q_len, call.seq_lens[sequence]};
-  if (planned.seq_len < 0 || planned.seq_len > call.max_tokens) {
+  if (planned.seq_len < 0 || call.shard.local_tokens(planned.seq_len) > call.max_tokens) {
     call.use.report(planned.seq_len);
-    planned.seq_len = planned.seq_len < 0 ? 0 : static_cast<int32_t>(call.max_tokens);
+    // Up to the first token that the table has no room for, which lies before the given end.
+    planned.seq_len =
+        planned.seq_len < 0 ? 0 : static_cast<int32_t>(call.shard.global_token(call.max_tokens));
   }
   // The one that passes the last row.
   if (first_row <= call.num_rows && q_len > call.num_rows - first_row) call.use.report(q_len);
@@ -100,6 +113,8 @@ __global__ __launch_bounds__(kPlanThreads) void plan_kernel(PlanCall call) {
 }
 
 // Rows [first_token, ...) of one sequence, as attend_pairs asks for them, and a part of its keys.
+// begin, end and what is located are places among the keys in the cache, all others places in the
+// sequence; they differ with a shard alone.
 struct PagedKeys {
   const AttendCall* call;
   const int32_t* blocks;
@@ -112,17 +127,18 @@ struct PagedKeys {
 
   __device__ int64_t tokens_before() const { return before; }
   __device__ int64_t position(int32_t token) const { return before + first_token + token; }
+  __device__ int64_t place(int64_t key) const { return call->shard.global_token(key); }
   __device__ int64_t visible_begin(int64_t at) const {
     return call->window_left < 0 ? 0 : max(at - call->window_left, int64_t{0});
   }
   __device__ int64_t visible_end(int64_t at) const {
     return call->is_causal ? min(max(at + 1, int64_t{0}), seq_len) : seq_len;
   }
-  __device__ bool sees(int32_t token, int64_t key) const {
+  __device__ bool sees(int32_t token, int64_t place) const {
     const int64_t at = position(token);
-    if (key < visible_begin(at) || key >= visible_end(at)) return false;
+    if (place < visible_begin(at) || place >= visible_end(at)) return false;
     if (mask == nullptr) return true;
-    const int64_t bit = (first_token + token) * seq_len + key;
+    const int64_t bit = (first_token + token) * seq_len + place;
     return (mask[bit >> 3] >> (bit & 7) & 1) != 0;
   }
   __device__ bool locate(const AttendCore& core, int64_t key, int64_t& block,
@@ -139,15 +155,16 @@ struct PagedKeys {
 // see of part `part`.
 __device__ void choose_keys(const AttendCall& call, int32_t part, int32_t num_tokens,
                             PagedKeys& keys) {
-  const int64_t touched = keys.visible_begin(keys.before);
-  const int64_t num_keys = max(keys.seq_len - touched, int64_t{0});
-  const int32_t count = call.core.parts.count;
-  int64_t part_keys = (num_keys + count - 1) / count;
-  if (!call.are_parts_given && count > 1)
-    part_keys = (part_keys + kTileKeys - 1) / kTileKeys * kTileKeys;
+  const Shard& shard = call.shard;
+  const int64_t touched = shard.local_tokens(keys.visible_begin(keys.before));
+  const int64_t num_keys = max(shard.local_tokens(keys.seq_len) - touched, int64_t{0});
+  int64_t part_keys = (num_keys + call.num_cuts - 1) / call.num_cuts;
+  part_keys = (part_keys + call.cut_keys - 1) / call.cut_keys * call.cut_keys;
+  part_keys = max(part_keys, int64_t{call.min_cut_keys});
   const int64_t part_begin = touched + part * part_keys;
-  keys.begin = max(part_begin, keys.visible_begin(keys.position(0)));
-  keys.end = min(part_begin + part_keys, keys.visible_end(keys.position(num_tokens - 1)));
+  keys.begin = max(part_begin, shard.local_tokens(keys.visible_begin(keys.position(0))));
+  keys.end = min(part_begin + part_keys,
+                 shard.local_tokens(keys.visible_end(keys.position(num_tokens - 1))));
 }
 
 // The last sequence that begins at `row` or before it, -1 without sequences. Those without rows are
@@ -195,12 +212,13 @@ __device__ int32_t attend_segment(const AttendCall& call, Pairs pairs, int64_t l
 // up to 16 pairs. Warps decode 32 keys of K a time, multiply them with the queries (lane: key) and
 // soften the logits; then threads take dims of V. Per token and KV head the stored bytes of K and V
 // are read once a tile of pairs: bound by decoding and by arithmetic, not by memory.
-__global__ __launch_bounds__(kThreads) void attend_kernel(const __grid_constant__ AttendCall call) {
+__global__ __launch_bounds__(kThreads,
+                             5) void attend_kernel(const __grid_constant__ AttendCall call) {
   extern __shared__ float4 memory[];
   __shared__ TileState state;
   const TileMemory space = place(call.core, reinterpret_cast<float*>(memory));
   const TileShape& shape = call.core.shape;
-  const int64_t num_rows = call.core.q.shape[0];
+  const int64_t end_row = call.core.parts.last_row(call.core.q.shape[0]);
   for (int64_t item = blockIdx.x; item < call.num_items; item += gridDim.x) {
     int64_t rest = item;
     Pairs pairs = {};
@@ -212,8 +230,8 @@ __global__ __launch_bounds__(kThreads) void attend_kernel(const __grid_constant_
     rest /= call.core.layer.num_kv_heads;
     pairs.first_head = pairs.kv_head * call.core.group_size + head_tile * shape.heads;
     pairs.num_heads = min(shape.heads, call.core.group_size - head_tile * shape.heads);
-    pairs.first_row = rest * shape.tokens;
-    const int64_t last_row = min(pairs.first_row + shape.tokens, num_rows);
+    pairs.first_row = call.core.parts.first_row + rest * shape.tokens;
+    const int64_t last_row = min(pairs.first_row + shape.tokens, end_row);
     while (pairs.first_row < last_row)
       pairs.first_row += attend_segment(call, pairs, last_row, state, space);
   }
@@ -223,9 +241,16 @@ __global__ __launch_bounds__(kThreads) void attend_kernel(const __grid_constant_
 struct AttendLayout {
   TileShape shape;
   PartsLayout parts;
-  int64_t num_items = 0;
+  int32_t num_cuts = 1;
+  int64_t num_rows = 0;  // of a launch
   int64_t plan_bytes = 0;
   int64_t max_tokens = 0;
+
+  // CTAs of a launch of so many rows, if there are enough.
+  int64_t num_items(const LayerRows& rows, int64_t launched_rows) const {
+    return (launched_rows + shape.tokens - 1) / shape.tokens * rows.num_kv_heads *
+           shape.head_tiles * parts.count;
+  }
 };
 
 AttendLayout attend_layout(const AttendParams& params) {
@@ -241,14 +266,23 @@ AttendLayout attend_layout(const AttendParams& params) {
   const int64_t rows_per_sequence = num_rows / std::max<int64_t>(params.num_seqs, 1);
   const auto choose = [&](bool is_compensated) {
     layout.shape = choose_tile(rows, group_size, rows_per_sequence, is_compensated);
-    layout.num_items = (num_rows + layout.shape.tokens - 1) / layout.shape.tokens *
-                       geometry.num_kv_heads * layout.shape.head_tiles;
-    layout.parts = choose_parts(params.num_splits, layout.num_items, layout.max_tokens,
-                                num_rows * num_heads, geometry.v_dim);
+    layout.parts.count = 1;
+    layout.parts = choose_parts(params.num_splits, layout.num_items(rows, num_rows),
+                                layout.max_tokens, num_rows * num_heads, geometry.v_dim);
+    layout.num_cuts = layout.parts.count;
+    layout.num_rows = num_rows;
   };
-  choose(false);
-  if (layout.max_tokens / layout.parts.count > kMaxPlainKeys) choose(true);
-  layout.num_items *= layout.parts.count;
+  if (params.deterministic) {
+    const FixedParts fixed =
+        fixed_parts(params.num_splits, layout.max_tokens, num_rows, num_heads, geometry.v_dim);
+    layout.shape = choose_tile(rows, group_size, rows_per_sequence, true);
+    layout.parts = fixed.layout;
+    layout.num_cuts = fixed.num_cuts;
+    layout.num_rows = fixed.num_rows;
+  } else {
+    choose(false);
+    if (layout.max_tokens / layout.parts.count > kMaxPlainKeys) choose(true);
+  }
   // Of more sequences than fit any memory, more bytes than any memory has.
   layout.plan_bytes = round_up_256(std::min(params.num_seqs, int64_t{1} << 40) *
                                    static_cast<int64_t>(sizeof(PlannedSequence)));
@@ -281,15 +315,19 @@ Status attend(const AttendParams& params, const Target& target) {
   call.mask = params.mask;
   call.num_seqs = params.num_seqs;
   call.block_table_stride = params.block_table_stride;
-  call.num_items = layout.num_items;
+  call.shard = Shard(params.shard);
   call.window_left = params.window_left;
+  call.num_cuts = layout.num_cuts;
+  // Parts that the caller asks for begin at any key.
+  call.cut_keys = params.num_splits > 0 || layout.num_cuts == 1 ? 1 : kTileKeys;
+  call.min_cut_keys =
+      params.deterministic && params.num_splits == 0 ? static_cast<int32_t>(kMinChosenPartKeys) : 0;
   call.is_causal = params.causal && params.mask == nullptr;
-  call.are_parts_given = params.num_splits > 0;
 
   if (params.num_seqs > 0) {
     plan_kernel<<<1, kPlanThreads, 0, stream>>>(
         {params.q_lens, params.seq_lens, params.mask == nullptr ? nullptr : params.mask_offsets,
-         params.mask_bytes, params.num_seqs, params.q.shape[0], layout.max_tokens, plan,
+         params.mask_bytes, params.num_seqs, params.q.shape[0], layout.max_tokens, call.shard, plan,
          call.core.use});
     if (Status s = launched("plan_kernel"); !s.ok()) return s;
   }
@@ -299,10 +337,16 @@ Status attend(const AttendParams& params, const Target& target) {
                                          kMaxDynamicBytes));
       !s.ok())
     return s;
-  attend_kernel<<<static_cast<unsigned>(std::min(layout.num_items, kMaxGrid)), kThreads,
-                  static_cast<size_t>(layout.shape.shared_bytes), stream>>>(call);
-  if (Status s = launched("attend_kernel"); !s.ok()) return s;
-  return join_parts(join_call(call.core), stream);
+  for (int64_t row = 0; row < params.q.shape[0]; row += layout.num_rows) {
+    call.core.parts.first_row = row;
+    call.core.parts.end_row = std::min(row + layout.num_rows, params.q.shape[0]);
+    call.num_items = layout.num_items(call.core.layer, call.core.parts.end_row - row);
+    attend_kernel<<<static_cast<unsigned>(std::min(call.num_items, kMaxGrid)), kThreads,
+                    static_cast<size_t>(layout.shape.shared_bytes), stream>>>(call);
+    if (Status s = launched("attend_kernel"); !s.ok()) return s;
+    if (Status s = join_parts(join_call(call.core), stream); !s.ok()) return s;
+  }
+  return {};
 }
 
 }  // namespace larder::kernels::cuda

@@ -1,5 +1,6 @@
 // Attention of a few query rows and heads over a range of keys, by one CTA: what attend and
-// sparse_mla share. They differ in where a key lies and in which keys a row sees.
+// sparse_mla share. They differ in where a key lies, in its place in the sequence, and in which
+// keys a row sees.
 //
 // "Pair": a query row and a head; the pairs of a CTA share its KV head, so that K and V are decoded
 // once for all of them. Products and sums of V are float32 (with compensation where a part is
@@ -155,18 +156,19 @@ __device__ void soften_tile(const AttendCore& core, const Pairs& pairs, const Ke
                             RunningSoftmax (&softmax)[kPairsPerWarp], TileState& state,
                             const TileMemory& space) {
   const int lane = lane_index();
-  const int64_t key = tile + lane;
+  const int64_t place = keys.place(tile + lane);
 #pragma unroll
   for (int n = 0; n < kPairsPerWarp; ++n) {
     const int pair = warp_index() + n * kWarps;
     if (pair >= pairs.count()) break;
     const int32_t token = pair / pairs.num_heads;
-    const bool is_seen = (state.present >> lane & 1u) != 0 && keys.sees(token, key);
+    const bool is_seen = (state.present >> lane & 1u) != 0 && keys.sees(token, place);
     float logit = products[n] * core.logit_scale;
     if (core.key_offset != nullptr) logit += shift[n];
     if (core.soft_cap > 0.0f) logit = core.soft_cap * tanhf(logit / core.soft_cap);
     if (core.alibi_slopes != nullptr)
-      logit += core.alibi_slopes[pairs.head(pair)] * static_cast<float>(key - keys.position(token));
+      logit +=
+          core.alibi_slopes[pairs.head(pair)] * static_cast<float>(place - keys.position(token));
     const uint32_t seen = __ballot_sync(~0u, is_seen);
     float shrink = 1.0f;
     float weight = 0.0f;
@@ -240,8 +242,8 @@ __device__ inline void store_pairs(const AttendCore& core, const Pairs& pairs, b
   const int v_dim = core.layer.v_dim;
   const bool is_whole = core.parts.count == 1;
   const auto part_index = [&](int pair) {
-    return (pairs.row(pair) * core.output.out.shape[1] + pairs.head(pair)) * core.parts.count +
-           pairs.part;
+    const int64_t row = pairs.row(pair) - core.parts.first_row;
+    return (row * core.output.out.shape[1] + pairs.head(pair)) * core.parts.count + pairs.part;
   };
 #pragma unroll
   for (int n = 0; n < kPairsPerWarp; ++n) {

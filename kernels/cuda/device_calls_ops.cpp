@@ -40,8 +40,9 @@ Status GpuCalls::attend(const AttendParams& call) {
     if (const Status& s = memory.needs_host("mask_offsets", call.mask_offsets).status(); !s.ok())
       return s;
     if (Status s = validate_attend(call); !s.ok()) return s;
-    const ShortTable table = short_table(call.block_table, call.block_table_stride, call.seq_lens,
-                                         call.num_seqs, call.layer.geometry.block_tokens);
+    const ShortTable table =
+        short_table(call.block_table, call.block_table_stride, call.seq_lens, call.num_seqs,
+                    call.layer.geometry.block_tokens, call.shard);
     AttendParams params = call;
     params.block_table = table.entries.data();
     // 0 where there is no table: no row sees a key then, and the kernel takes the lengths as 0.

@@ -23,6 +23,7 @@ struct ListedKeys {
   int64_t end;
 
   // There are neither positions nor ALiBi here: what is located is seen.
+  __device__ int64_t place(int64_t entry) const { return entry; }
   __device__ bool sees(int32_t, int64_t) const { return true; }
   __device__ int64_t position(int32_t) const { return 0; }
   __device__ int64_t tokens_before() const { return 0; }

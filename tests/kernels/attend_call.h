@@ -164,6 +164,7 @@ class AttendBatch {
     }
     params.partial = partial;
     params.num_splits = num_splits;
+    params.deterministic = deterministic;
     Status status = kernels::run_attend(params);
     if (status.ok()) result.out = read_values(out, out_dtype, out_scale);
     return status;
@@ -226,6 +227,7 @@ class AttendBatch {
   std::vector<float> alibi_slopes;  // [num_q_heads], or empty
   bool partial = false;
   int32_t num_splits = 0;
+  bool deterministic = false;
   Dtype q_dtype = Dtype::kFp32;
   Dtype out_dtype = Dtype::kFp32;
   float out_scale = 1;

@@ -81,9 +81,12 @@ TEST_CASE("a sequence alone gives the bits that it gives in a batch") {
   auto engine = test::random_engine(21);
   CAPTURE(test::seed());
   AttendBatch batch({1, 2, 16, 64, 48, kNvfp4, kNvfp4}, 6,
-                    {{1, 100}, {17, 17}, {0, 30}, {5, 129}, {3, 0}, {70, 300}, {1, 1}}, engine);
-  for (const int32_t window : {-1, 20}) {
+                    {{1, 100}, {17, 17}, {0, 30}, {5, 129}, {3, 0}, {70, 300}, {1, 4500}}, engine);
+  // That every call is deterministic does not depend on being asked for.
+  for (const auto& [window, splits] : {std::pair{-1, 0}, {20, 0}, {-1, 5}, {200, 3}}) {
     batch.window_left = window;
+    batch.num_splits = splits;
+    batch.deterministic = splits == 3;
     test::on_every_target([&](const std::string& target) {
       CAPTURE(target);
       const AttendResult together = batch.run();

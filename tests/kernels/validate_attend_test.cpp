@@ -115,6 +115,120 @@ TEST_CASE("attend refuses null arrays and impossible scalars") {
   refuse_attend("v_scale is -1", [](auto& c) { c.params.layer.v_scale = -1; });
 }
 
+TEST_CASE("attend refuses shards that cannot be, and judges tables by the shard's tokens") {
+  const auto refuse_shard = [](std::string_view part, const ContextShard& shard) {
+    refuse_attend(part, [&](auto& c) { c.params.shard = shard; });
+  };
+  refuse_shard("shard.num_ranks is 0: expected 1 or more", {0, 0, 1});
+  refuse_shard("shard.num_ranks is -2147483648", {-kMaxInt32 - 1, 0, 1});
+  refuse_shard("shard.rank is 2: expected 0 to 1 with shard.num_ranks 2", {2, 2, 1});
+  refuse_shard("shard.rank is -1", {2, -1, 1});
+  refuse_shard("shard.rank is 1: expected 0 to 0", {1, 1, 1});
+  refuse_shard("shard.interleave is 0: expected 1 or more", {2, 0, 0});
+  refuse_shard("shard.interleave is -3", {1, 0, -3});
+  refuse_shard("shard.interleave is 1073741824: its product with 2 ranks is 2147483648",
+               {2, 0, 1 << 30});
+  refuse_shard(
+      "shard.interleave is 2147483647: its product with 2147483647 ranks is "
+      "4611686014132420609",
+      {kMaxInt32, 0, kMaxInt32});
+  // 33 tokens are 17 of rank 0 and 16 of rank 1: two blocks and one.
+  refuse_attend("seq_lens[0] is 33, of which rank 0 has 17: its block_table row has 1 blocks of 16",
+                [](auto& c) {
+                  c.params.shard = {2, 0, 1};
+                  c.params.block_table_stride = 1;
+                });
+  refuse_attend("block_table[0, 0] is 4", [](auto& c) {
+    c.params.shard = {2, 1, 1};
+    c.table[0] = 4;
+  });
+  AttendCall call;
+  call.params.shard = {2, 1, 1};
+  call.table[1] = -9;
+  CHECK(run_attend(call.params).ok());
+  call.params.shard = {40, 39, 1};  // nothing of either sequence
+  call.table[0] = call.table[3] = -9;
+  CHECK(run_attend(call.params).ok());
+  call.params.shard = {1, 0, kMaxInt32};
+  check_message(run_attend(call.params), "block_table[0, 0] is -9", ErrorCode::kInvalidArgument);
+  for (const ContextShard& shard : {ContextShard{0, 0, 1}, {2, 2, 1}, {2, 0, 0}, {2, 0, 1 << 30}}) {
+    call.params.shard = shard;
+    CHECK(validate_attend(call.params, Tables::kDevice).code() == ErrorCode::kInvalidArgument);
+  }
+}
+
+// Two sequences of 40 and 36 tokens whose first two blocks are the same.
+void share_blocks(AttendCall& call) {
+  call.seq_lens[0] = 40;
+  call.seq_lens[1] = 36;
+  const int32_t table[] = {1, 2, 3, 1, 2, 0};
+  std::copy_n(table, 6, call.table);
+  call.params.shared_prefix_tokens = 32;
+}
+
+TEST_CASE("attend refuses a shared prefix that is none") {
+  const auto refuse_prefix = [](std::string_view part, auto change) {
+    refuse_attend(part, [&](auto& c) {
+      share_blocks(c);
+      change(c);
+    });
+  };
+  refuse_prefix("shared_prefix_tokens is -2: expected -1 (find it), 0 (none) or a multiple of",
+                [](auto& c) { c.params.shared_prefix_tokens = -2; });
+  refuse_prefix("shared_prefix_tokens is 20: expected",
+                [](auto& c) { c.params.shared_prefix_tokens = 20; });
+  refuse_prefix("shared_prefix_tokens is 64: a block_table row has 3 blocks of 16 tokens",
+                [](auto& c) { c.params.shared_prefix_tokens = 64; });
+  refuse_prefix("shared_prefix_tokens is 48: sequence 0 has 39 tokens before its rows",
+                [](auto& c) { c.params.shared_prefix_tokens = 48; });
+  refuse_prefix("shared_prefix_tokens is 32: sequence 1 has 31 tokens before its rows",
+                [](auto& c) { c.seq_lens[1] = 33; });
+  refuse_prefix("shared_prefix_tokens is 32: block_table[1, 1] is 0, that of sequence 0 is 2",
+                [](auto& c) { c.table[4] = 0; });
+  // Also where no row sees them, or where the prefix is not used.
+  refuse_prefix("block_table[1, 0] is -9, that of sequence 0 is 1", [](auto& c) {
+    c.table[3] = -9;
+    c.params.window_left = 1;
+    c.params.deterministic = true;
+  });
+  for (const int32_t tokens : {-2, 20, 64}) {
+    AttendCall call;
+    share_blocks(call);
+    call.params.shared_prefix_tokens = tokens;
+    CHECK(validate_attend(call.params, Tables::kDevice).code() == ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST_CASE("a shared prefix changes no result, with whatever option") {
+  AttendCall call;
+  share_blocks(call);
+  call.params.layer = call.pool.layer();
+  const auto run = [&](int32_t tokens) {
+    std::fill_n(call.out, 3 * 4 * 32, std::nanf(""));
+    call.params.shared_prefix_tokens = tokens;
+    const Status status = run_attend(call.params);
+    REQUIRE_MESSAGE(status.ok(), status.to_string());
+    return std::vector<float>(call.out, call.out + 3 * 4 * 32);
+  };
+  static const float slopes[4] = {1, 0.5f, 0.25f, 0};
+  const auto check = [&] {
+    const std::vector<float> expected = run(0);
+    for (const int32_t tokens : {16, 32, int32_t{kFindSharedPrefix}})
+      CHECK(run(tokens) == expected);
+  };
+  check();
+  call.params.window_left = 3;
+  check();
+  call.params.alibi_slopes = slopes;
+  check();
+  call.params.deterministic = true;
+  check();
+  call.params.shard = {2, 1, 16};  // of 32 tokens 16, which are a block
+  check();
+  call.table[4] = 3;  // behind the shard's part of the prefix
+  check();
+}
+
 // A pointer of any type that lies one byte beside the given one.
 template <typename T>
 T* beside(T* pointer) {
