@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "client/c_api_support.h"
+#include "kernels/kernel_table.h"
 
 namespace larder::c_api {
 
@@ -80,6 +81,13 @@ PagedKv Arguments::paged_kv(const larder_paged_kv* given) {
   return paged;
 }
 
+ContextShard Arguments::context_shard(const larder_context_shard& given) {
+  if (given.num_ranks == 0 && given.rank == 0 && given.interleave == 0) return {};
+  const ContextShard shard = {given.num_ranks, given.rank, given.interleave};
+  if (const Status status = kernels::validate_shard(shard); !status.ok()) refuse(status.message());
+  return shard;
+}
+
 AttendOptions Arguments::attend_options(const larder_attend_options* given) {
   const larder_attend_options full = complete_or_defaults("options", given);
   AttendOptions options;
@@ -96,6 +104,10 @@ AttendOptions Arguments::attend_options(const larder_attend_options* given) {
   options.out_sf_scale = full.out_sf_scale;
   options.out_sf_first_row = full.out_sf_first_row;
   reserved("options", full.reserved);
+  options.deterministic = flag("deterministic", full.deterministic);
+  options.shared_prefix_tokens = full.shared_prefix_tokens;
+  options.shard = context_shard(full.shard);
+  reserved("options", full.reserved_2);
   return options;
 }
 

@@ -4,6 +4,23 @@
 using namespace larder;
 using namespace larder::c_api;
 
+namespace {
+
+// A shard that must be there, unlike that of attend's options.
+ContextShard shard_of(Arguments& in, const larder_context_shard* shard) {
+  return in.required("shard", shard) ? in.context_shard(*shard) : ContextShard();
+}
+
+// Tokens of a sequence are counted in int32.
+void check_token(Arguments& in, const char* field, int64_t value) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  if (value < 0 || value > kMax)
+    in.refuse(std::string(field) + " is " + std::to_string(value) + ", expected 0 to " +
+              std::to_string(kMax));
+}
+
+}  // namespace
+
 extern "C" {
 
 larder_code larder_pool_append(larder_pool* pool, int32_t layer, const larder_tensor* k,
@@ -138,6 +155,30 @@ larder_code larder_combine_rank(const larder_tensor* out, const float* lses, int
     in.reserved("options", given.reserved);
     if (!in.ok()) return in.status();
     return combine_rank(part, all, num_ranks, rank, total_lse, wanted);
+  });
+}
+
+larder_code larder_local_tokens(const larder_context_shard* shard, int64_t tokens, int64_t* count) {
+  return guarded([&]() -> Status {
+    Arguments in;
+    const ContextShard spread = shard_of(in, shard);
+    in.required("count", count);
+    check_token(in, "tokens", tokens);
+    if (!in.ok()) return in.status();
+    *count = local_tokens(spread, tokens);
+    return {};
+  });
+}
+
+larder_code larder_global_token(const larder_context_shard* shard, int64_t local, int64_t* token) {
+  return guarded([&]() -> Status {
+    Arguments in;
+    const ContextShard spread = shard_of(in, shard);
+    in.required("token", token);
+    check_token(in, "local", local);
+    if (!in.ok()) return in.status();
+    *token = global_token(spread, local);
+    return {};
   });
 }
 

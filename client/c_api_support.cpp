@@ -74,10 +74,11 @@ static_assert(sizeof(larder_tensor) == 64 && sizeof(larder_block) == 8 &&
               sizeof(larder_published_block) == 40 && sizeof(larder_bytes) == 16 &&
               sizeof(larder_geometry) == 32 && sizeof(larder_page_layout) == 40 &&
               sizeof(larder_group_stats) == 256 && sizeof(larder_resize_result) == 32 &&
-              sizeof(larder_paged_rows) == 32 && sizeof(larder_attention_state) == 72);
+              sizeof(larder_paged_rows) == 32 && sizeof(larder_attention_state) == 72 &&
+              sizeof(larder_context_shard) == 12);
 static_assert(sizeof(larder_client_options) == 56 && sizeof(larder_pool_options) == 184 &&
               sizeof(larder_group_options) == 152 && sizeof(larder_pool_info) == 104 &&
-              sizeof(larder_attend_options) == 88 && sizeof(larder_attend_batch) == 224 &&
+              sizeof(larder_attend_options) == 112 && sizeof(larder_attend_batch) == 224 &&
               sizeof(larder_sparse_batch) == 168 && sizeof(larder_gather_batch) == 184 &&
               sizeof(larder_paged_kv) == 184 && sizeof(larder_merge_options) == 40 &&
               sizeof(larder_combine_options) == 32);

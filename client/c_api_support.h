@@ -78,6 +78,7 @@ class Arguments {
 
   bool flag(std::string_view field, int32_t value);
   void reserved(std::string_view where, uint32_t value);
+  ContextShard context_shard(const larder_context_shard& given);
   LseForm lse_form(std::string_view field, larder_lse_form bits);
   // An enumeration whose values are the indices of its names.
   template <typename Enum, size_t kCount>

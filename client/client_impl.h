@@ -124,7 +124,8 @@ struct Pool::Impl {
   template <typename Slot>
   Status check_mapped_slots(const char* field, std::span<const Slot> slots) const;
   Status check_mapped_table(std::span<const int32_t> seq_lens, std::span<const int32_t> table,
-                            int64_t stride, std::span<const int32_t> first_tokens = {}) const;
+                            int64_t stride, std::span<const int32_t> first_tokens = {},
+                            const ContextShard& shard = {}) const;
 
   // Runs a call here, and waits for it unless the engine has named a stream of its own.
   template <typename Params>

@@ -7,6 +7,8 @@
 namespace larder {
 namespace {
 
+static_assert(kFindSharedPrefix == kernels::kFindSharedPrefix);
+
 const float* data_or_null(std::span<const float> values) {
   return values.empty() ? nullptr : values.data();
 }
@@ -33,11 +35,14 @@ kernels::AttentionOutput output_of(const TensorView& out, float* lse,
 Status check_options_of_sparse(const AttendOptions& options) {
   const AttendOptions defaults;
   if (options.window_left == defaults.window_left && options.soft_cap == 0.0f &&
-      options.alibi_slopes.empty() && !options.partial && options.num_splits == 0)
+      options.alibi_slopes.empty() && !options.partial && options.num_splits == 0 &&
+      !options.deterministic && options.shared_prefix_tokens == 0 &&
+      options.shard == defaults.shard)
     return {};
   return {ErrorCode::kInvalidArgument,
           "sparse_attend takes scale, sinks, lse_form and out_scale: window_left, soft_cap, "
-          "alibi_slopes, partial and num_splits must keep their defaults"};
+          "alibi_slopes, partial, num_splits, deterministic, shared_prefix_tokens and shard must "
+          "keep their defaults"};
 }
 
 }  // namespace
@@ -90,6 +95,9 @@ Status Pool::Impl::attend(int32_t layer_index, const AttendBatch& batch,
   }
   params.partial = options.partial;
   params.num_splits = options.num_splits;
+  params.deterministic = options.deterministic;
+  params.shared_prefix_tokens = options.shared_prefix_tokens;
+  params.shard = options.shard;
   if (Status status = kernels::validate_attend(params); !status.ok()) return status;
   if (static_cast<int64_t>(batch.out_sf.size()) != kernels::out_sf_bytes(params.output))
     return {ErrorCode::kInvalidArgument,
@@ -97,8 +105,8 @@ Status Pool::Impl::attend(int32_t layer_index, const AttendBatch& batch,
                 std::to_string(kernels::out_sf_bytes(params.output)) +
                 " (whole 128x4 tiles with out of dtype e2m1x2, else none)"};
   if (execution == Execution::kInProcess) {
-    if (Status status =
-            check_mapped_table(batch.seq_lens, batch.block_table, batch.block_table_stride);
+    if (Status status = check_mapped_table(batch.seq_lens, batch.block_table,
+                                           batch.block_table_stride, {}, options.shard);
         !status.ok())
       return status;
     return run_here(params);
@@ -183,8 +191,12 @@ Status Pool::Impl::attend_on_request(int32_t layer_index, const kernels::AttendP
   record.window_left = params.window_left;
   record.soft_cap = params.soft_cap;
   record.num_splits = params.num_splits;
+  record.shared_prefix_tokens = params.shared_prefix_tokens;
+  if (params.shard.num_ranks > 1)
+    record.shard = {params.shard.num_ranks, params.shard.rank, params.shard.interleave};
   if (params.causal) record.flags |= protocol::kFlagCausal;
   if (params.partial) record.flags |= protocol::kFlagPartial;
+  if (params.deterministic) record.flags |= protocol::kFlagDeterministic;
   if (Status status = client->run(record, deadline); !status.ok()) return status;
   copy_output(record, params.output);
   return {};

@@ -136,12 +136,14 @@ template Status Pool::Impl::check_mapped_slots(const char*, std::span<const int6
 // The entries that sequences of these lengths use; the kernels have checked that they are there.
 Status Pool::Impl::check_mapped_table(std::span<const int32_t> seq_lens,
                                       std::span<const int32_t> table, int64_t stride,
-                                      std::span<const int32_t> first_tokens) const {
+                                      std::span<const int32_t> first_tokens,
+                                      const ContextShard& shard) const {
   const auto mapped = memory.mapped_unless_all();
   if (!mapped) return {};
   const int64_t block_tokens = view.geometry.block_tokens;
   for (size_t sequence = 0; sequence < seq_lens.size(); ++sequence) {
-    const int64_t used = (seq_lens[sequence] + block_tokens - 1) / block_tokens;
+    const int64_t used =
+        (local_tokens(shard, seq_lens[sequence]) + block_tokens - 1) / block_tokens;
     const int64_t skipped = first_tokens.empty() ? 0 : first_tokens[sequence] / block_tokens;
     const auto first = static_cast<int64_t>(sequence) * stride;
     for (int64_t i = first + skipped; i < first + used; ++i) {

@@ -131,6 +131,9 @@ Status Pool::attend_in_stream(int32_t layer, const DeviceAttendBatch& batch,
   params.alibi_slopes = batch.alibi_slopes;
   params.partial = options.partial;
   params.num_splits = options.num_splits;
+  params.deterministic = options.deterministic;
+  params.shared_prefix_tokens = options.shared_prefix_tokens;
+  params.shard = options.shard;
   return impl_->calls->attend_on(params, stream);
 }
 

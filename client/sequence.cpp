@@ -165,6 +165,11 @@ Status Sequence::append(int32_t layer, const TensorView& k, const TensorView& v)
 
 Status Sequence::attend(int32_t layer, const TensorView& q, const TensorView& out, float* lse,
                         const AttendOptions& options) {
+  if (options.shard != ContextShard())
+    return {ErrorCode::kInvalidArgument,
+            "shard.num_ranks is " + std::to_string(options.shard.num_ranks) +
+                ", shard.interleave " + std::to_string(options.shard.interleave) +
+                ": a Sequence knows this rank's tokens alone, Pool::attend takes shards"};
   // Both are checked against the tensors by the kernels' own validation, as int64.
   const int64_t rows = q.shape[0];
   if (rows < 0 || rows > impl_->num_tokens)

@@ -41,6 +41,14 @@ LseForm lse_form(const protocol::Submission& record) {
           (record.flags & protocol::kFlagLseHeadsFirst) != 0};
 }
 
+Result<ContextShard> shard_of(const protocol::Submission& record) {
+  const auto& [num_ranks, rank, interleave] = record.shard;
+  if (num_ranks != 0) return ContextShard{num_ranks, rank, interleave};
+  if (rank == 0 && interleave == 0) return ContextShard();
+  return invalid("shard.num_ranks is 0 with shard.rank " + std::to_string(rank) +
+                 " and shard.interleave " + std::to_string(interleave) + ": expected 0 with it");
+}
+
 Result<kernels::AttentionOutput> view_attention_output(const SubmissionCall& call,
                                                        const TensorView& q) {
   const protocol::Submission& record = call.record;
@@ -185,6 +193,8 @@ Result<SubmissionWork> run_attend(const SubmissionCall& call) {
     return s;
   const auto mask = call.view_array<uint8_t>("mask", record.mask, protocol::kMaxArenaBytes);
   if (!mask) return mask.status();
+  const auto shard = shard_of(record);
+  if (!shard) return shard.status();
   kernels::AttendParams params;
   params.layer = call.layer();
   params.q = *q;
@@ -207,6 +217,9 @@ Result<SubmissionWork> run_attend(const SubmissionCall& call) {
   }
   params.partial = (record.flags & protocol::kFlagPartial) != 0;
   params.num_splits = record.num_splits;
+  params.deterministic = (record.flags & protocol::kFlagDeterministic) != 0;
+  params.shared_prefix_tokens = record.shared_prefix_tokens;
+  params.shard = *shard;
   if (device_tables) {
     const double keys =
         static_cast<double>(record.block_table_stride) * params.layer.geometry.block_tokens +

@@ -62,7 +62,15 @@ inline constexpr uint32_t kFlagPartial = 1u << 1;
 inline constexpr uint32_t kFlagLseBase2 = 1u << 2;
 inline constexpr uint32_t kFlagLseIncludesSink = 1u << 3;
 inline constexpr uint32_t kFlagLseHeadsFirst = 1u << 4;
-inline constexpr uint32_t kKnownFlags = (1u << 5) - 1;
+inline constexpr uint32_t kFlagDeterministic = 1u << 5;
+inline constexpr uint32_t kKnownFlags = (1u << 6) - 1;
+
+// Of a context that is spread over ranks. All 0: it is not.
+struct ShardRecord {
+  int32_t num_ranks = 0;
+  int32_t rank = 0;
+  int32_t interleave = 0;
+};
 
 // The places of a record that may lie in an import (a RegisterImport of the session).
 enum class ImportPlace : uint32_t {
@@ -116,7 +124,9 @@ struct Submission {
   // the arena. Offsets count from the beginning of the import. Tables in an import are read where
   // they are used, and what is wrong in them is left out and reported.
   std::array<uint32_t, kImportPlaces> imports = {};
-  std::array<uint8_t, 40> reserved = {};  // zero
+  int32_t shared_prefix_tokens = 0;       // attend, as in kernels/params.h
+  ShardRecord shard;                      // attend
+  std::array<uint8_t, 24> reserved = {};  // zero
 };
 static_assert(sizeof(Submission) == 512 && std::is_trivially_copyable_v<Submission>);
 

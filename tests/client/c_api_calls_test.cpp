@@ -91,6 +91,12 @@ TEST_CASE("NULL where something is required is refused by every function") {
   CALL(larder_sequence_end, nullptr);
   CALL(larder_merge_states, nullptr, 1, nullptr, nullptr, nullptr);
   CALL(larder_combine_rank, nullptr, nullptr, 1, 0, nullptr, nullptr);
+  int64_t number = 0;
+  const larder_context_shard shard = {2, 1, 16};
+  CALL(larder_local_tokens, nullptr, 0, &number);
+  CALL(larder_local_tokens, &shard, 0, nullptr);
+  CALL(larder_global_token, nullptr, 0, &number);
+  CALL(larder_global_token, &shard, 0, nullptr);
 #undef CALL
   for (const NullCall& call : calls) {
     INFO(call.function, ": ", call.sentence);
@@ -207,6 +213,39 @@ TEST_CASE("a rank's share is its part of the whole") {
   CHECK(larder_combine_rank(&out, nullptr, 2, 0, &total, nullptr) == LARDER_INVALID_ARGUMENT);
   CHECK(larder_last_error() == std::string("lses with 2 entries is NULL"));
   CHECK(part == before);
+}
+
+TEST_CASE("a rank's tokens and their places; figures that cannot be are refused") {
+  // Rank 1 of 2, 16 at a time: tokens 16 to 31, 48 to 63 and so on.
+  const larder_context_shard shard = {2, 1, 16};
+  const larder_context_shard whole = {0, 0, 0};
+  int64_t number = -7;
+  for (const auto& [tokens, expected] :
+       {std::pair{0, 0}, {16, 0}, {17, 1}, {32, 16}, {40, 16}, {50, 18}, {64, 32}}) {
+    REQUIRE(larder_local_tokens(&shard, tokens, &number) == LARDER_OK);
+    CHECK(number == expected);
+    REQUIRE(larder_local_tokens(&whole, tokens, &number) == LARDER_OK);
+    CHECK(number == tokens);
+  }
+  for (const auto& [local, expected] : {std::pair{0, 16}, {15, 31}, {16, 48}, {33, 81}}) {
+    REQUIRE(larder_global_token(&shard, local, &number) == LARDER_OK);
+    CHECK(number == expected);
+    REQUIRE(larder_global_token(&whole, local, &number) == LARDER_OK);
+    CHECK(number == local);
+  }
+  const larder_context_shard wide = {2147483647, 2147483646, 1};
+  REQUIRE(larder_global_token(&wide, 2147483647, &number) == LARDER_OK);
+  CHECK(number == int64_t{2147483647} * 2147483647 + 2147483646);
+  number = -7;
+  const larder_context_shard wrong = {2, 1, 1 << 30};
+  CHECK(larder_local_tokens(&wrong, 1, &number) == LARDER_INVALID_ARGUMENT);
+  CHECK(larder_last_error() == std::string("shard.interleave is 1073741824: its product with 2 "
+                                           "ranks is 2147483648, expected less than 2^31"));
+  CHECK(larder_local_tokens(&shard, -1, &number) == LARDER_INVALID_ARGUMENT);
+  CHECK(larder_last_error() == std::string("tokens is -1, expected 0 to 2147483647"));
+  CHECK(larder_global_token(&shard, int64_t{1} << 31, &number) == LARDER_INVALID_ARGUMENT);
+  CHECK(larder_last_error() == std::string("local is 2147483648, expected 0 to 2147483647"));
+  CHECK(number == -7);
 }
 
 }  // namespace

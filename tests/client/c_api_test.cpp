@@ -110,6 +110,9 @@ TEST_CASE("the INIT macros say the defaults of the C++ API") {
   CHECK(attend.alibi_slopes.empty());
   CHECK(attend.partial == expected.partial);
   CHECK(attend.num_splits == expected.num_splits);
+  CHECK(attend.deterministic == expected.deterministic);
+  CHECK(attend.shared_prefix_tokens == expected.shared_prefix_tokens);
+  CHECK(attend.shard == expected.shard);
   CHECK(attend.lse_form == expected.lse_form);
   CHECK(attend.out_scale == expected.out_scale);
   CHECK(attend.out_sf_scale == expected.out_sf_scale);
@@ -174,14 +177,34 @@ TEST_CASE("a shorter struct is completed, a longer one refused only for what it 
   CHECK(read(sizeof longer).first.window_left == 7);
   longer.unknown = 1;
   CHECK(read(sizeof longer).second.to_string() ==
-        "INVALID_ARGUMENT: options: struct_size is 96, this library knows 88 bytes, and byte 88 is "
-        "not 0");
+        "INVALID_ARGUMENT: options: struct_size is 120, this library knows 112 bytes, and byte 112 "
+        "is not 0");
+  // What version 0.1.0 had; what lies behind it is not looked at.
+  longer.known.deterministic = 7;
+  longer.known.shard.num_ranks = -1;
+  CHECK(read(88).second.ok());
+  CHECK(read(88).first.out_scale == 2.0f);
+  CHECK_FALSE(read(88).first.deterministic);
+  CHECK(read(88).first.shard == ContextShard());
   for (const size_t wrong : {size_t{0}, size_t{7}, size_t{17}, size_t{1} << 20, SIZE_MAX}) {
     INFO(wrong);
     CHECK(read(wrong).second.code() == ErrorCode::kInvalidArgument);
     CHECK(read(wrong).second.message().find("struct_size is " + std::to_string(wrong)) !=
           std::string::npos);
   }
+}
+
+TEST_CASE("what a batch shares and what a rank holds reaches the C++ options") {
+  larder_attend_options options = LARDER_ATTEND_OPTIONS_INIT;
+  options.deterministic = 1;
+  options.shared_prefix_tokens = -1;
+  options.shard = {3, 2, 16};
+  Arguments in;
+  const AttendOptions read = in.attend_options(&options);
+  CHECK(in.ok());
+  CHECK(read.deterministic);
+  CHECK(read.shared_prefix_tokens == kFindSharedPrefix);
+  CHECK(read.shard == ContextShard{3, 2, 16});
 }
 
 TEST_CASE("numbers outside an enumeration, flags, reserved fields and bits are refused by name") {
@@ -207,6 +230,16 @@ TEST_CASE("numbers outside an enumeration, flags, reserved fields and bits are r
         "lse_form is 8, expected bits of 7");
   CHECK(refusal([](auto& o, auto&, auto&, auto&) { o.reserved = 3; }) ==
         "options: reserved is 3, expected 0");
+  CHECK(refusal([](auto& o, auto&, auto&, auto&) { o.reserved_2 = 3; }) ==
+        "options: reserved is 3, expected 0");
+  CHECK(refusal([](auto& o, auto&, auto&, auto&) { o.deterministic = 2; }) ==
+        "deterministic is 2, expected 0 or 1");
+  CHECK(refusal([](auto& o, auto&, auto&, auto&) {
+          o.shard = {2, 2, 1};
+        }) == "shard.rank is 2: expected 0 to 1 with shard.num_ranks 2");
+  CHECK(refusal([](auto& o, auto&, auto&, auto&) {
+          o.shard = {0, 0, 1};
+        }) == "shard.num_ranks is 0: expected 1 or more");
   CHECK(refusal([](auto& o, auto&, auto&, auto&) { o.num_sinks = 2; }) ==
         "sinks with 2 entries is NULL");
   CHECK(refusal([](auto&, auto& t, auto&, auto&) { t.dtype = 5; }) ==

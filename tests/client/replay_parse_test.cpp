@@ -81,6 +81,26 @@ TEST_CASE("defaults of a pool and of attention") {
   CHECK(attend.table.block_table[1][1].id == 7);
 }
 
+TEST_CASE("options of attention that say what a batch shares and what a rank holds") {
+  const std::string begin = R"({"do": "attend", "pool": "p", "q": {"shape": [1,1,64], "fill": 0},
+          "block_table": ["b"], "seq_lens": [3], )";
+  const auto fields = [&](const std::string& more) {
+    const ReplayFile file = parse(steps(begin + more + "}"));
+    return std::get<Attend>(file.steps[2].operation).fields;
+  };
+  CHECK_FALSE(fields(R"("splits": 0)").deterministic);
+  CHECK(fields(R"("splits": 0)").shared_prefix_tokens == 0);
+  CHECK(fields(R"("splits": 0)").shard == ContextShard());
+  CHECK(fields(R"("deterministic": true)").deterministic);
+  CHECK(fields(R"("shared_prefix_tokens": -1)").shared_prefix_tokens == kFindSharedPrefix);
+  CHECK(fields(R"("shard": {"ranks": 3, "rank": 2})").shard == ContextShard{3, 2, 1});
+  CHECK(fields(R"("shard": {"ranks": 3, "rank": 0, "interleave": 16})").shard ==
+        ContextShard{3, 0, 16});
+  CHECK(has(step_refusal(begin + R"("shard": {"ranks": 3}})"), "shard.rank"));
+  CHECK(has(step_refusal(begin + R"("shard": {"ranks": 3, "rank": 1, "size": 2}})"), "size"));
+  CHECK(has(step_refusal(begin + R"("shard": 3})"), "shard"));
+}
+
 TEST_CASE("a mask is packed bit by bit, each sequence from a byte of its own") {
   const ReplayFile file = parse(steps(
       R"({"do": "attend", "pool": "p", "q": {"shape": [3,1,64], "fill": 0}, "q_lens": [2, 1],

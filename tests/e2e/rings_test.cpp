@@ -95,6 +95,26 @@ TEST_CASE("hostile records are refused by field, and the ring goes on") {
         s.block_table_stride = ~uint64_t{0};
       },
       "stride");
+  refused(
+      [](S& s) {
+        s.op = 2;
+        s.shard = {0, 0, 16};
+      },
+      "shard.num_ranks is 0 with shard.rank 0 and shard.interleave 16");
+  refused(
+      [](S& s) {
+        s.op = 2;
+        s.scale = s.out_scale = s.out_sf_scale = 1.0f;
+        s.shard = {2, -1, 16};
+      },
+      "shard.rank is -1");
+  refused(
+      [](S& s) {
+        s.op = 2;
+        s.scale = s.out_scale = s.out_sf_scale = 1.0f;
+        s.shared_prefix_tokens = -2;
+      },
+      "shared_prefix_tokens is -2");
   // Work without end: rows on top of each other, and keys that repeat.
   const auto big_attend = [](S& s) {
     s.op = 2;

@@ -182,6 +182,13 @@ std::vector<Input> corpus(std::mt19937_64&) {
   attend.soft_cap = 2.0f;
   attend.window_left = 3;
   inputs.push_back(make_input(0, attend));
+  Submission spread = attend;
+  spread.flags |= kFlagDeterministic;
+  spread.shard = {2, 1, 2};
+  inputs.push_back(make_input(0, spread));
+  spread.shared_prefix_tokens = -1;
+  spread.shard = {};
+  inputs.push_back(make_input(0, spread));
   attend.second = tensor(Dtype::kE2m1x2, kTensors + 16384, 2, 4, 8);
   attend.out_sf = array(kTensors + 8192, 128 * 4);
   inputs.push_back(make_input(0, attend));

@@ -43,6 +43,9 @@ AttendOptions attend_options(const AttendFields& fields) {
   options.alibi_slopes = fields.alibi_slopes;
   options.partial = fields.partial;
   options.num_splits = fields.splits;
+  options.deterministic = fields.deterministic;
+  options.shared_prefix_tokens = fields.shared_prefix_tokens;
+  options.shard = fields.shard;
   return options;
 }
 

@@ -156,6 +156,15 @@ void StepParser::attend_fields(AttendFields& to) {
   to.alibi_slopes = floats("alibi_slopes");
   to.partial = fields.boolean("partial", false);
   to.splits = fields.int32("splits", 0);
+  to.deterministic = fields.boolean("deterministic", false);
+  to.shared_prefix_tokens = fields.int32("shared_prefix_tokens", 0);
+  if (const auto shard = fields.find("shard")) {
+    Fields inner(*shard);
+    to.shard.num_ranks = inner.need("ranks").int32();
+    to.shard.rank = inner.need("rank").int32();
+    to.shard.interleave = inner.int32("interleave", 1);
+    inner.finish();
+  }
   to.out_fill = fields.number("out_fill", to.out_fill);
   if (const auto dtype = fields.find("out_dtype"))
     to.out_dtype = std::array{Dtype::kFp32, Dtype::kBf16, Dtype::kFp16,

@@ -88,6 +88,9 @@ struct AttendFields {
   std::vector<float> alibi_slopes;
   bool partial = false;
   int32_t splits = 0;
+  bool deterministic = false;
+  int32_t shared_prefix_tokens = 0;
+  ContextShard shard;
   Dtype out_dtype = Dtype::kFp32;
   double out_fill = std::numeric_limits<double>::quiet_NaN();
 };

@@ -13,11 +13,14 @@
 #include <cstdint>
 #include <span>
 
+#include "larder/context_shard.h"
 #include "larder/lse_form.h"
 #include "larder/status.h"
 #include "larder/tensor.h"
 
 namespace larder {
+
+inline constexpr int32_t kFindSharedPrefix = -1;
 
 struct AttendOptions {
   float scale = 0.0f;  // 0: 1 / sqrt(k_dim); MLA pools have no default
@@ -28,6 +31,17 @@ struct AttendOptions {
   std::span<const float> alibi_slopes = {};  // [num_q_heads] or empty; not with a soft cap
   bool partial = false;    // one part of a larger attention, for merge_states; without sinks
   int32_t num_splits = 0;  // keys are taken in so many parts; 0: automatic
+  // A sequence's results have the same bits alone and in any batch, on one machine and backend.
+  bool deterministic = false;
+  // Tokens at the head of every sequence that lie in the same blocks, which are then read once for
+  // all: a multiple of block_tokens, at most the least seq_len - q_len; 0: none; kFindSharedPrefix:
+  // neighbouring sequences whose block-table rows begin alike are found. Speed alone: not used with
+  // `deterministic`, nor where a backend has no way to.
+  int32_t shared_prefix_tokens = 0;
+  // This rank's share of a context that is spread over ranks: seq_lens and masks are those of the
+  // whole sequences, a block table has local_tokens(shard, seq_len) tokens of each. Its results are
+  // joined by merge_states or combine_rank, so take `partial`, or no sinks. Pool::attend alone.
+  ContextShard shard = {};
   LseForm lse_form = {};
   float out_scale = 1.0f;        // fp8_e4m3 output
   float out_sf_scale = 1.0f;     // e2m1x2 output: an encode scale
@@ -54,6 +68,7 @@ struct AttendBatch {
 
 // The same with everything in device memory (Pool::attend_in_stream). The grid of the launch comes
 // from the shapes, the lengths are read when it runs: at most block_table_stride blocks a sequence.
+// They must not change while it runs: its results are then anything.
 struct DeviceAttendBatch {
   TensorView q;
   TensorView out;

@@ -235,6 +235,14 @@ larder_code larder_combine_rank(const larder_tensor* out, const float* lses, int
                                 int64_t rank, float* total_lse,
                                 const larder_combine_options* options);
 
+// ---- Contexts that are spread over ranks (larder_attend_options.shard).
+
+// How many of a sequence's first `tokens` tokens the rank holds: also where in its cache the next
+// of its tokens belongs. tokens: 0 to 2^31 - 1.
+larder_code larder_local_tokens(const larder_context_shard* shard, int64_t tokens, int64_t* count);
+// The place in the sequence of the rank's token number `local`: 0 to 2^31 - 1.
+larder_code larder_global_token(const larder_context_shard* shard, int64_t local, int64_t* token);
+
 #ifdef __cplusplus
 }
 #endif

@@ -249,6 +249,11 @@ typedef struct larder_group_stats {
   int64_t quarantined_pidfd, quarantined_mps, quarantined_unprovable;
 } larder_group_stats;
 
+// Token t is with rank t / interleave % num_ranks. All 0: the context is not spread over ranks.
+typedef struct larder_context_shard {
+  int32_t num_ranks, rank, interleave;
+} larder_context_shard;
+
 typedef struct larder_attend_options {
   size_t struct_size;
   float scale;          // 0: 1 / sqrt(k_dim); MLA pools have no default
@@ -265,10 +270,17 @@ typedef struct larder_attend_options {
   float out_scale;     // fp8_e4m3 output
   float out_sf_scale;  // e2m1x2 output: an encode scale
   uint32_t reserved;
-  int64_t out_sf_first_row;  // e2m1x2 output
+  int64_t out_sf_first_row;      // e2m1x2 output
+  int32_t deterministic;         // flag: the same bits in any batch
+  int32_t shared_prefix_tokens;  // 0: none; -1: found where it can be
+  larder_context_shard shard;    // not of larder_sequence_attend
+  uint32_t reserved_2;           // as reserved
 } larder_attend_options;
-#define LARDER_ATTEND_OPTIONS_INIT \
-  { sizeof(larder_attend_options), 0.0f, 1, -1, 0.0f, NULL, 0, NULL, 0, 0, 0, 0, 1.0f, 1.0f, 0, 0 }
+#define LARDER_ATTEND_OPTIONS_INIT                                                                 \
+  {                                                                                                \
+    sizeof(larder_attend_options), 0.0f, 1, -1, 0.0f, NULL, 0, NULL, 0, 0, 0, 0, 1.0f, 1.0f, 0, 0, \
+        0, 0, {0, 0, 0}, 0                                                                         \
+  }
 
 typedef struct larder_attend_batch {
   size_t struct_size;
