@@ -1,0 +1,51 @@
+// Keys that many sequences of a batch share at their head, attended once for all of their rows. The
+// results are unnormalised states, from which the kernel that takes the rest of each sequence's
+// keys starts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector_types.h>
+
+#include "kernels/params.h"
+#include "kernels/target.h"
+#include "larder/status.h"
+
+namespace larder::kernels::cuda {
+
+// What the shapes of a call decide, so that a captured launch serves other lengths and tables. Each
+// size is a multiple of 256.
+struct PrefixLayout {
+  bool is_used = false;  // false: the rest is 0, and attend_prefix must not be called
+  int32_t num_splits = 0;
+  int64_t plan_bytes = 0;
+  int64_t states_bytes = 0;
+  int64_t sums_bytes = 0;
+  int64_t total_bytes = 0;
+};
+
+// Of a call that has passed validate_attend.
+PrefixLayout prefix_layout(const AttendParams& params);
+
+// In device memory. A logit here is scale * k_scale * q.k of the stored key times log2(e), without
+// what centring took from it; with a soft cap it is the capped logit, that shift included, times
+// log2(e).
+struct PrefixView {
+  // [num_seqs]: how many tokens at the head of the sequence have been attended, a multiple of
+  // block_tokens; 0: none, and then neither the states nor the sums of its rows have been written.
+  const int32_t* tokens = nullptr;
+  // [rows, heads]. x: a base, at most 8 below the greatest logit; y: the sum of
+  // 2^(logit - x). y == 0: no key, and the sums have not been written.
+  const float2* states = nullptr;
+  // [rows, heads, v_dim]: sums of 2^(logit - x) * V, V with the scales of its groups
+  // but without v_scale.
+  const float* sums = nullptr;
+};
+
+// Two to four launches. `workspace` has layout.total_bytes, 256-byte aligned. Tokens of blocks
+// that may not be used are left out and reported as faults; lengths that do not fit are cut without
+// a report.
+Status attend_prefix(const AttendParams& params, const Target& target, const PrefixLayout& layout,
+                     std::byte* workspace, PrefixView* view);
+
+}  // namespace larder::kernels::cuda

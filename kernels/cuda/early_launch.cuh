@@ -1,0 +1,50 @@
+// Kernels that may begin while the one before them in their stream ends. From compute
+// capability 9.0 on; elsewhere they begin after it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/launch.h"
+
+namespace larder::kernels::cuda {
+
+// Everything that earlier kernels wrote is there afterwards. A kernel that is launched early does
+// this before it reads or writes memory.
+__device__ inline void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel of the stream may begin once all CTAs have said so, if it was launched early.
+__device__ inline void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// `is_early`: whether it may begin before the one before it has ended.
+template <typename Call>
+Status launch(std::string_view name, void (*kernel)(Call), int64_t ctas, int threads,
+              int shared_bytes, const Call& call, cudaStream_t stream, bool is_early) {
+  int device = 0;
+  int major = 0;
+  if (Status s = to_status(name, cudaGetDevice(&device)); !s.ok()) return s;
+  if (Status s = to_status(
+          name, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+      !s.ok())
+    return s;
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = is_early && major >= 9 ? 1 : 0;
+  return to_status(name, cudaLaunchKernelEx(&config, kernel, call));
+}
+
+}  // namespace larder::kernels::cuda
