@@ -54,6 +54,8 @@ constexpr std::array kGatherKernels = {
 constexpr std::array kAttendKernels = {
     cpu_row<cpu::attend>("cpu_attend", cpu::supports_attend),
 #if LARDER_HAS_CUDA
+    Kernel<AttendParams>{"cuda_attend_decode", Backend::kCuda, cuda::supports_attend_decode,
+                         cuda::attend_decode_workspace_bytes, cuda::attend_decode},
     Kernel<AttendParams>{"cuda_attend", Backend::kCuda, cuda::supports_attend,
                          cuda::attend_workspace_bytes, cuda::attend},
 #endif

@@ -29,6 +29,10 @@ Status supports_attend(const AttendParams& params);
 int64_t attend_workspace_bytes(const AttendParams& params);
 Status attend(const AttendParams& params, const Target& target);
 
+Status supports_attend_decode(const AttendParams& params);
+int64_t attend_decode_workspace_bytes(const AttendParams& params);
+Status attend_decode(const AttendParams& params, const Target& target);
+
 Status supports_sparse_mla(const SparseMlaParams& params);
 int64_t sparse_mla_workspace_bytes(const SparseMlaParams& params);
 Status sparse_mla(const SparseMlaParams& params, const Target& target);

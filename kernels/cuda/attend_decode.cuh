@@ -1,0 +1,139 @@
+// What all of tuned attention shares: the call by value, the shape of an instance, and what CTAs
+// leave in the workspace for each other.
+//
+// "Column": a query row and a head of one KV head, as the columns of matrix products. "Tile": 16
+// consecutive tokens of one KV head. "Segment": the tiles that the columns of one column tile see,
+// in order. "Piece": consecutive tiles of one segment, taken by one warp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/attend_prefix.h"
+#include "kernels/cuda/early_launch.cuh"
+#include "kernels/cuda/output.cuh"
+#include "kernels/cuda/shard.cuh"
+#include "kernels/cuda/stored.cuh"
+#include "kernels/params.h"
+
+namespace larder::kernels::cuda {
+
+inline constexpr int kTileTokens = 16;
+inline constexpr int kMaxDecodeWarps = 12;
+inline constexpr int kRingHalves = 3;  // of a warp; a half holds a step's keys, or its values
+inline constexpr float kLog2E = 1.44269504088896340736f;
+inline constexpr float kLn2 = 0.69314718055994530942f;
+// Of base-2 logits before any key: below every finite one, and no infinity that could meet another.
+inline constexpr float kLowestMax = -3.402823466e38f;
+
+// The bytes of one layer, as decode reads them. Offsets and strides are multiples of 16.
+struct DecodeLayer {
+  const uint8_t* base;
+  int64_t num_blocks;
+  uint32_t block_stride_bytes;
+  uint32_t side_offset_bytes[2];   // of K and V: data of head 0
+  uint32_t scale_offset_bytes[2];  // nvfp4 only
+  uint32_t head_bytes;             // data of one head of K, or V, in a block
+  uint32_t head_scale_bytes;
+  int32_t block_shift;  // log2 of the tiles in a block
+};
+
+// What CTAs leave of segments that others have a part of, a slot each. The CTA with a segment's
+// last part waits until the stamps of the others' slots are those of the call, adds them up and
+// takes the stamps back. It waits for CTAs of lower numbers alone, which have begun before it.
+struct DecodeWorkspace {
+  uint64_t* stamps;  // [slots]
+  float2* states;    // [slots, columns]: max, sum
+  float* sums;       // [slots, columns, dim]
+};
+
+struct DecodeCall {
+  DecodeLayer layer;
+  const int32_t* q_lens;
+  const int32_t* seq_lens;
+  const int32_t* block_table;
+  const uint8_t* mask;  // nullptr: none
+  const int64_t* mask_offsets;
+  int64_t mask_bytes;
+  int64_t block_table_stride;
+  int32_t num_rows;
+  int32_t max_tokens;  // what a row of the block table holds, on this rank
+  const void* q;
+  int64_t q_row_stride;  // elements
+  int64_t q_head_stride;
+  OutputView output;
+  const float* sinks;
+  const float* key_offset;  // nullptr unless keys are centred
+  PrefixView prefix;        // tokens nullptr: none
+  DecodeWorkspace space;
+  uint64_t stamp;  // of no other call
+  Shard shard;
+  int32_t num_seqs;
+  int32_t num_kv_heads;
+  int32_t group;
+  uint32_t group_inverse;  // 2^32 / group
+  int32_t window_left;
+  int32_t piece_tiles;  // least tiles of a CTA's piece; 0: the tiles are dealt out evenly
+  int32_t max_pieces;   // of a segment, where piece_tiles > 0
+  int32_t min_tiles;    // of a warp, where it can be had
+  float scale;
+  float logit_factor;  // scale * k_scale * log2 e
+  float value_factor;  // v_scale
+  float base2_cap;     // soft cap * log2 e; 0: none
+  bool is_causal;      // and has no mask
+  bool is_q_bf16;
+  bool is_rotated;
+  float rotation_factor;
+  PointOfUse use;
+};
+
+// The shape of an instance. kColumnTiles: MMA tiles of 8 columns that a warp takes at once.
+template <typename Rows, int kTiles>
+struct DecodeShape {
+  using Format = Rows;
+  static constexpr int kColumnTiles = kTiles;
+  static constexpr int kColumns = 8 * kTiles;
+  static constexpr int kDim = Rows::kDim;
+  static constexpr int kSumTiles = kDim / 16;  // MMA tiles of the sums
+  static constexpr int kHalfBytes = Rows::kStepTiles * (Rows::kTileBytes + Rows::kTileScaleBytes);
+  static constexpr int kRingBytes = kRingHalves * kHalfBytes;
+  static constexpr int kSlotBytes = kColumns * (kDim + 2) * 4;
+  static_assert(kSlotBytes <= kRingBytes);
+  // With more registers for sums, fewer warps.
+  static constexpr int kWarps = kColumnTiles * kDim > 128 || kColumnTiles > 1 ? 8 : 12;
+};
+
+// Per warp, in shared memory: what its pieces left, two at most.
+struct PieceNote {
+  int32_t segment;  // the number of its first tile in the row of all; -1: no piece
+  int32_t first_row;
+  int32_t num_pairs;
+  int32_t first_pair;
+  int32_t kv_head;
+  int32_t tiles;   // of the segment
+  int32_t begins;  // whether it has the segment's first tile
+  int32_t ends;    // or its last
+};
+
+// Of a warp's column: the keys that it sees, as far as causality and the window go, and what its
+// base-2 logits lack where keys are centred.
+struct ColumnNote {
+  int32_t begin;
+  int32_t end;  // 0: sees nothing, or is none
+  int32_t row;  // of the sequence
+  float shift;
+};
+
+// Of the CTA, in static shared memory.
+struct DecodeShared {
+  PieceNote notes[2 * kMaxDecodeWarps];
+  ColumnNote columns[kMaxDecodeWarps][16];
+};
+
+__device__ inline float exp2_fast(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+}  // namespace larder::kernels::cuda

@@ -1,0 +1,269 @@
+// From unnormalised sums of pieces to results: those of a CTA's warps in shared memory, and what
+// several CTAs have of one segment through the workspace. Pieces are added in the order of their
+// tokens, so a call has the same bits whenever it is run.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/attend_decode_plan.cuh"
+#include "kernels/cuda/attend_decode_products.cuh"
+
+namespace larder::kernels::cuda {
+
+// A column's row of the output, or none.
+struct ColumnPlace {
+  int32_t row;
+  int32_t head;
+  bool is_there;
+};
+__device__ inline ColumnPlace place_of(const DecodeCall& call, int32_t first_row, int32_t num_pairs,
+                                       int32_t kv_head, int32_t pair) {
+  const int32_t row = row_of(call, pair);
+  return {first_row + row, (kv_head - row) * call.group + pair,
+          pair < num_pairs && first_row + row < call.num_rows};
+}
+
+__device__ inline float log2_fast(float value) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// log2(2^a + 2^b); a NaN shows, infinities are meant.
+__device__ inline float log2_add(float a, float b) {
+  const float higher = fmaxf(a, b);
+  if (isnan(a + b) && !isinf(higher)) return NAN;
+  if (isinf(higher)) return isnan(a) || isnan(b) ? NAN : higher;
+  return higher + log2_fast(1.0f + exp2_fast(fminf(a, b) - higher));
+}
+
+// What sums of a column are multiplied by; stores its LSE where `stores_lse`.
+template <typename Format>
+__device__ inline float finish_column(const DecodeCall& call, const ColumnPlace& place, float max,
+                                      float total, bool stores_lse) {
+  const bool is_empty = total == 0.0f;
+  float factor = is_empty ? 0.0f : __fdividef(call.value_factor * Format::kUndo, total);
+  float lse = is_empty ? -INFINITY : max + log2_fast(total);  // base 2
+  float sink = -INFINITY;
+  if (call.sinks != nullptr) {
+    sink = call.sinks[place.head] * kLog2E;
+    if (!is_empty) factor *= __fdividef(1.0f, 1.0f + exp2_fast(sink - lse));
+  }
+  if (!stores_lse || call.output.lse == nullptr) return factor;
+  const LseForm form = call.output.lse_form;
+  if (form.includes_sink && call.sinks != nullptr) lse = log2_add(lse, sink);
+  const auto heads = static_cast<int32_t>(call.output.out.shape[1]);
+  const int64_t index = form.heads_first ? int64_t{place.head} * call.num_rows + place.row
+                                         : int64_t{place.row} * heads + place.head;
+  call.output.lse[index] = form.base2 ? lse : lse * kLn2;
+  return factor;
+}
+
+// Four dims of a column. A factor of 0 makes zeros whatever the sums hold.
+__device__ inline void store_four(const DecodeCall& call, const ColumnPlace& place, int dim,
+                                  float4 sums, float factor) {
+  const StridedTensor& out = call.output.out;
+  const int64_t index = out.row_index(place.row, place.head) + dim;
+  float4 values = {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor};
+  if (factor == 0.0f) values = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (out.dtype == Dtype::kFp32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(out.data) + index) = values;
+    return;
+  }
+  uint2 packed;
+  if (out.dtype == Dtype::kBf16)
+    packed = {pack<true>(values.x, values.y), pack<true>(values.z, values.w)};
+  else
+    packed = {pack<false>(values.x, values.y), pack<false>(values.z, values.w)};
+  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out.data) + index) = packed;
+}
+
+// Sums that are added with weights of a common maximum.
+struct MergedSums {
+  float4 sums = {0.0f, 0.0f, 0.0f, 0.0f};
+  float total = 0.0f;
+
+  __device__ void add(float weight, float4 others, float other_total) {
+    sums.x += weight * others.x;
+    sums.y += weight * others.y;
+    sums.z += weight * others.z;
+    sums.w += weight * others.w;
+    total += weight * other_total;
+  }
+};
+
+// A warp's place in shared memory for a piece that is not a whole segment.
+template <typename Shape>
+class PieceSlot {
+ public:
+  __device__ explicit PieceSlot(uint8_t* memory)
+      : states_(reinterpret_cast<float2*>(memory)),
+        sums_(reinterpret_cast<float4*>(memory + Shape::kColumns * 8)) {}
+  __device__ float2& state(int column) const { return states_[column]; }
+  // Four dims from 4 * four on; columns of one four lie in different banks.
+  __device__ float4& at(int column, int four) const {
+    return sums_[column * (Shape::kDim / 4) + (four ^ (column >> 1 & 3))];
+  }
+
+ private:
+  float2* states_;
+  float4* sums_;
+};
+
+// Of the warp's first piece (0), beside the rings, or of its last (1), in its drained ring.
+template <typename Shape>
+__device__ inline PieceSlot<Shape> slot_of(uint8_t* memory, int warp, int which) {
+  const int num_warps = static_cast<int>(blockDim.x) / 32;
+  return PieceSlot<Shape>(which == 1
+                              ? memory + warp * Shape::kRingBytes
+                              : memory + num_warps * Shape::kRingBytes + warp * Shape::kSlotBytes);
+}
+
+// The pieces `entries` (a bit each: 2 * warp + which) of one segment, by `num_threads` threads:
+// results where they are all of it, else to `slot` of the workspace.
+template <typename Shape>
+__device__ void merge_entries(const DecodeCall& call, const PieceNote& note, uint32_t entries,
+                              bool is_all, int64_t slot, uint8_t* memory, int thread,
+                              int num_threads) {
+  constexpr int kFours = Shape::kDim / 4;
+  for (int item = thread; item < Shape::kColumns * kFours; item += num_threads) {
+    const int column = item / kFours;
+    const int four = item % kFours;
+    const ColumnPlace place =
+        place_of(call, note.first_row, note.num_pairs, note.kv_head, note.first_pair + column);
+    if (!place.is_there) continue;
+    float max = kLowestMax;
+    for (uint32_t rest = entries; rest != 0; rest &= rest - 1) {
+      const int entry = __ffs(static_cast<int>(rest)) - 1;
+      max = fmaxf(max, slot_of<Shape>(memory, entry / 2, entry % 2).state(column).x);
+    }
+    MergedSums merged;
+    for (uint32_t rest = entries; rest != 0; rest &= rest - 1) {
+      const int entry = __ffs(static_cast<int>(rest)) - 1;
+      const PieceSlot<Shape> piece = slot_of<Shape>(memory, entry / 2, entry % 2);
+      const float2 state = piece.state(column);
+      merged.add(exp2_fast(state.x - max), piece.at(column, four), state.y);
+    }
+    if (is_all) {
+      const float factor =
+          finish_column<typename Shape::Format>(call, place, max, merged.total, four == 0);
+      store_four(call, place, 4 * four, merged.sums, factor);
+    } else {
+      const int64_t at = slot * Shape::kColumns + column;
+      if (four == 0) call.space.states[at] = {max, merged.total};
+      reinterpret_cast<float4*>(call.space.sums)[at * kFours + four] = merged.sums;
+    }
+  }
+}
+
+// What the CTA's warps have left, segment by segment, sets of four warps side by side.
+// `choose_slot` says which slot a part of a segment goes to.
+template <typename Shape, typename ChooseSlot>
+__device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_t* memory,
+                          const ChooseSlot& choose_slot) {
+  const int num_warps = static_cast<int>(blockDim.x) / 32;
+  const int set_warps = min(4, num_warps);
+  const int num_sets = num_warps / set_warps;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int set = warp / set_warps;
+  if (set >= num_sets) return;
+  const int32_t segment = lane < 2 * num_warps ? notes[lane].segment : -1;
+  const uint32_t same = __match_any_sync(~0u, segment);
+  uint32_t leaders = __ballot_sync(~0u, segment >= 0 && __ffs(static_cast<int>(same)) - 1 == lane);
+  for (int index = 0; leaders != 0; ++index, leaders &= leaders - 1) {
+    const int first = __ffs(static_cast<int>(leaders)) - 1;
+    const uint32_t entries = __shfl_sync(~0u, same, first);
+    if (index % num_sets != set) continue;
+    const bool begins = notes[first].begins != 0;
+    const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends != 0;
+    merge_entries<Shape>(call, notes[first], entries, begins && ends, choose_slot(begins), memory,
+                         static_cast<int>(threadIdx.x) - set * set_warps * 32, set_warps * 32);
+  }
+}
+
+// A segment whose last part the CTA has: `first_slot`, then next_slot, next_slot + slot_step, ...
+// num_slots 0: none.
+struct MergeJob {
+  PieceNote note;  // of the columns
+  int32_t num_slots;
+  int32_t first_slot;
+  int32_t next_slot;
+  int32_t slot_step;
+
+  __device__ int64_t slot(int32_t i) const {
+    return i == 0 ? first_slot : next_slot + int64_t{i - 1} * slot_step;
+  }
+};
+
+__device__ inline void publish_slot(const DecodeCall& call, int64_t slot) {
+  __threadfence();
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(call.space.stamps + slot),
+               "l"(call.stamp)
+               : "memory");
+}
+// Gives up after some ten seconds and counts a fault: lengths that were changed during the call may
+// have told CTAs different things.
+__device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
+  uint64_t stamp;
+  for (uint32_t polls = 0; polls < 1u << 28; ++polls) {
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
+                 : "=l"(stamp)
+                 : "l"(call.space.stamps + slot)
+                 : "memory");
+    if (stamp == call.stamp) return;
+    __nanosleep(32);
+  }
+  call.use.report(slot);
+}
+
+// By all threads of the CTA; reads num_slots * columns * (dim + 2) floats and writes the columns.
+template <typename Shape>
+__device__ void merge_slots(const DecodeCall& call, const MergeJob& job) {
+  constexpr int kFours = Shape::kDim / 4;
+  constexpr int kAtOnce = 6;
+  const auto threads = static_cast<int>(blockDim.x);
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < job.num_slots; i += threads)
+    wait_for_slot(call, job.slot(i));
+  __syncthreads();
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < job.num_slots; i += threads)
+    call.space.stamps[job.slot(i)] = 0;
+  for (auto item = static_cast<int>(threadIdx.x); item < Shape::kColumns * kFours;
+       item += threads) {
+    const int column = item / kFours;
+    const int four = item % kFours;
+    const ColumnPlace place = place_of(call, job.note.first_row, job.note.num_pairs,
+                                       job.note.kv_head, job.note.first_pair + column);
+    if (!place.is_there) continue;
+    MergedSums merged;
+    float max = kLowestMax;
+    for (int32_t first = 0; first < job.num_slots; first += kAtOnce) {
+      float2 states[kAtOnce];
+      float4 sums[kAtOnce];
+      float highest = max;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        states[i] = {kLowestMax, 0.0f};
+        sums[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (first + i < job.num_slots) {
+          const int64_t at = job.slot(first + i) * Shape::kColumns + column;
+          states[i] = __ldcg(call.space.states + at);
+          sums[i] = __ldcg(reinterpret_cast<const float4*>(call.space.sums) + at * kFours + four);
+        }
+        highest = fmaxf(highest, states[i].x);
+      }
+      const MergedSums before = merged;
+      merged = {};
+      merged.add(exp2_fast(max - highest), before.sums, before.total);
+      max = highest;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        merged.add(exp2_fast(states[i].x - max), sums[i], states[i].y);
+    }
+    const float factor =
+        finish_column<typename Shape::Format>(call, place, max, merged.total, four == 0);
+    store_four(call, place, 4 * four, merged.sums, factor);
+  }
+}
+
+}  // namespace larder::kernels::cuda

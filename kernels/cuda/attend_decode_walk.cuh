@@ -1,0 +1,218 @@
+// Sequences as they are served, and the way through their tiles: what a segment's columns see, and
+// which segment comes next. There are less than 2^31 tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/attend_decode.cuh"
+
+namespace larder::kernels::cuda {
+
+// A sequence as it is served.
+struct SequencePlan {
+  int32_t q_len;    // decides positions
+  int32_t rows;     // those of them that q has
+  int32_t seq_len;  // of all ranks
+  int32_t keys;     // of this rank
+  int32_t begin;    // first tile
+  int32_t tiles;    // 0: the sequence has no rows
+  int32_t column_tiles;
+};
+
+// Tiles [begin, end) of a sequence.
+struct Stretch {
+  int32_t begin;
+  int32_t end;
+};
+
+// Where in the row of tiles a warp is: a segment, beside the tile.
+struct Walk {
+  SequencePlan plan;
+  int32_t first_row;
+  int32_t sequence;
+  int32_t head;
+  int32_t column_tile;
+  Stretch seen;   // tiles that some column sees
+  Stretch whole;  // tiles that all columns see whole, as far as causality and the window go
+};
+
+// Tokens of a sequence's first `tokens` that this rank has. Divisions are kept out of line.
+__device__ __noinline__ inline int32_t tokens_of_rank(const Shard& shard, int32_t tokens) {
+  return static_cast<int32_t>(shard.local_tokens(tokens));
+}
+__device__ inline int32_t tokens_here(const DecodeCall& call, int32_t tokens) {
+  return call.shard.num_ranks == 1 ? tokens : tokens_of_rank(call.shard, tokens);
+}
+// The place in its sequence of this rank's key.
+__device__ inline int32_t global_key(const DecodeCall& call, int32_t key) {
+  return static_cast<int32_t>(call.shard.global_token(key));
+}
+
+// Keys [begin, end) of a row, as far as causality and the window go.
+__device__ inline int32_t visible_begin(const DecodeCall& call, const SequencePlan& plan,
+                                        int32_t row) {
+  const int32_t position = plan.seq_len - plan.q_len + row;
+  if (call.window_left < 0 || position <= call.window_left) return 0;
+  return tokens_here(call, position - call.window_left);
+}
+__device__ inline int32_t visible_end(const DecodeCall& call, const SequencePlan& plan,
+                                      int32_t row) {
+  if (!call.is_causal) return plan.keys;
+  const int32_t position = plan.seq_len - plan.q_len + row;
+  return min(tokens_here(call, max(position + 1, 0)), plan.keys);
+}
+
+__device__ inline int32_t tiles_of(int32_t tokens) {
+  return static_cast<int32_t>((static_cast<uint32_t>(tokens) + kTileTokens - 1) / kTileTokens);
+}
+
+// What is wrong in lengths is reported where `reports`, and cut to what fits.
+__device__ inline void plan_keys(const DecodeCall& call, int32_t sequence, bool reports,
+                                 SequencePlan& plan) {
+  plan.seq_len = load_once(call.seq_lens + sequence);
+  plan.keys = tokens_here(call, max(plan.seq_len, 0));
+  if (plan.seq_len < 0 || plan.keys > call.max_tokens) {
+    if (reports) call.use.report(plan.seq_len);
+    plan.seq_len = max(plan.seq_len, 0);
+    if (plan.keys > call.max_tokens) {
+      plan.keys = call.max_tokens;
+      plan.seq_len = global_key(call, call.max_tokens);
+    }
+  }
+  if (call.mask == nullptr) return;
+  const int64_t offset = load_once(call.mask_offsets + sequence);
+  const int64_t needed = (int64_t{plan.q_len} * plan.seq_len + 7) / 8;
+  if (offset >= 0 && offset <= call.mask_bytes && needed <= call.mask_bytes - offset) return;
+  if (reports) call.use.report(offset);
+  plan.keys = 0;
+}
+
+// Gives the sequence its rows, of which q has `left`.
+template <int kColumns>
+__device__ inline void take_rows(const DecodeCall& call, int32_t left, SequencePlan& plan) {
+  plan.rows = min(plan.q_len, left);
+  plan.column_tiles = (plan.rows * call.group + kColumns - 1) / kColumns;
+  if (plan.rows == 0) plan.tiles = 0;
+}
+
+// Of q's rows `left` are not those of sequences before. The sequence `num_seqs` stands for the rows
+// that no sequence covers and that see nothing.
+template <int kColumns>
+__device__ inline SequencePlan plan_sequence(const DecodeCall& call, int32_t sequence, int32_t left,
+                                             bool reports) {
+  SequencePlan plan = {};
+  plan.q_len = left;
+  int32_t begin = 0;
+  if (sequence < call.num_seqs) {
+    plan.q_len = load_once(call.q_lens + sequence);
+    if (plan.q_len < 0) {
+      if (reports) call.use.report(plan.q_len);
+      plan.q_len = 0;
+    }
+    plan_keys(call, sequence, reports, plan);
+    begin = visible_begin(call, plan, 0);
+    if (call.prefix.tokens != nullptr) begin = max(begin, call.prefix.tokens[sequence]);
+  }
+  plan.begin = min(begin, plan.keys) / kTileTokens;
+  plan.tiles = max(tiles_of(plan.keys) - plan.begin, 1);  // a row that sees nothing has a result
+  take_rows<kColumns>(call, left, plan);
+  return plan;
+}
+
+__device__ inline int32_t row_of(const DecodeCall& call, int32_t pair) {
+  auto row = static_cast<int32_t>(__umulhi(static_cast<uint32_t>(pair), call.group_inverse));
+  if (pair - row * call.group >= call.group) ++row;
+  return row;
+}
+
+// Fills in what the segment's columns see.
+template <int kColumns>
+__device__ inline void view_segment(const DecodeCall& call, Walk& walk) {
+  const SequencePlan& plan = walk.plan;
+  int32_t first = 0;
+  int32_t last = plan.rows - 1;
+  if (plan.column_tiles > 1) {
+    const int32_t pair = walk.column_tile * kColumns;
+    first = row_of(call, pair);
+    last = row_of(call, min(pair + kColumns, plan.rows * call.group) - 1);
+  }
+  const int32_t whole_end = visible_end(call, plan, first);
+  const int32_t end = last == first ? whole_end : visible_end(call, plan, last);
+  walk.seen = {visible_begin(call, plan, first) / kTileTokens, tiles_of(end)};
+  walk.whole = {tiles_of(visible_begin(call, plan, last)), whole_end / kTileTokens};
+}
+
+// To the next segment; there is one.
+template <int kColumns>
+__device__ inline void next_segment(const DecodeCall& call, Walk& walk) {
+  if (++walk.column_tile >= walk.plan.column_tiles) {
+    walk.column_tile = 0;
+    if (++walk.head >= call.num_kv_heads) {
+      walk.head = 0;
+      do {
+        walk.first_row += walk.plan.rows;
+        ++walk.sequence;
+        walk.plan =
+            plan_sequence<kColumns>(call, walk.sequence, call.num_rows - walk.first_row, false);
+      } while (walk.plan.tiles == 0 && walk.sequence < call.num_seqs);
+    }
+  }
+  view_segment<kColumns>(call, walk);
+}
+
+// Where a warp's loads are: tiles [tile, end) of the walk's segment, then `left` more.
+struct LoadPlace {
+  Walk walk;
+  int32_t left;
+  int32_t tile;
+  // What a step looks at, together.
+  alignas(16) int32_t end;
+  uint32_t bad_ids;      // of the block ids in use, a bit per lane: those that must not be used
+  uint32_t data_offset;  // of the walk's head in a block
+  uint32_t scale_offset;
+  const int32_t* table;  // of the walk's sequence
+};
+
+// What a warp takes, in shared memory for want of registers: `tiles` from tile `from` (relative) of
+// the walk's segment on. `unit` is the number of that tile in the row of all tiles; with pieces,
+// any number that tells segments apart.
+struct WarpPlaces {
+  Walk products;  // where the arithmetic is
+  LoadPlace loads;
+  int32_t from;
+  int32_t tiles;
+  int32_t unit;
+};
+
+// The tiles from `from` (relative) on that are wanted of the walk's segment and seen, or, where
+// there are none, of the next one that has some. tile == end: no segment has. By a warp; apart from
+// the code around it, which is run a thousand times as often.
+template <int kColumns>
+__device__ __noinline__ void enter_segment(const DecodeCall& call, LoadPlace& place, int32_t from,
+                                           bool is_next) {
+  if (threadIdx.x % 32 == 0) {
+    Walk& walk = place.walk;
+    for (;; from = 0, is_next = true) {
+      if (is_next) next_segment<kColumns>(call, walk);
+      const int32_t first = walk.plan.begin + from;
+      const int32_t count = min(walk.plan.tiles - from, place.left);
+      place.left -= count;
+      place.tile = max(first, walk.seen.begin);
+      place.end = max(min(first + count, walk.seen.end), place.tile);
+      if (place.tile < place.end || place.left <= 0) break;
+    }
+    place.table = call.block_table + walk.sequence * call.block_table_stride;
+    place.data_offset = static_cast<uint32_t>(walk.head) * call.layer.head_bytes;
+    place.scale_offset = static_cast<uint32_t>(walk.head) * call.layer.head_scale_bytes;
+  }
+  __syncwarp();
+}
+// The same of a walk whose tiles are all wanted.
+template <int kColumns>
+__device__ __noinline__ void walk_on(const DecodeCall& call, Walk& place) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) next_segment<kColumns>(call, place);
+  __syncwarp();
+}
+
+}  // namespace larder::kernels::cuda
