@@ -6,7 +6,8 @@
 #                                        data for a GPU host with no compiler, packages or network
 #     tests/gpu/run.sh unpack FILE       there: in a copy of the repository, which then runs with
 #     tests/gpu/run.sh run [STEP...]     what is in build-gpu; steps: kernels memory node cases e2e
-#                                        chaos sanitizer (all of these by default), bench, fidelity
+#                                        chaos sanitizer (all of these by default), bench, attend (its
+#                                        part about attention, and PyTorch's beside it), fidelity
 #
 # $LARDER_GPU_ARCH: what to compile for (90a-real); $LARDER_GPU_FUZZ_SECONDS: of the fuzz on the device
 # (120); $LARDER_GPU_STEP_SECONDS: of one program at most (1800); $LARDER_GPU_LOGS: where the logs go
@@ -22,7 +23,7 @@ logs=${LARDER_GPU_LOGS:-$root/$folder/logs}
 export LARDER_REQUIRE_GPU=1 LARDER_GPU_FUZZ_SECONDS=${LARDER_GPU_FUZZ_SECONDS:-120}
 parallel=${JOBS:-8}
 
-kernel_tests=(cuda_rows_test cuda_attend_test cuda_device_calls_test)
+kernel_tests=(cuda_rows_test cuda_attend_test cuda_attend_decode_test cuda_device_calls_test)
 # End to end tests of host pools that hold for pools on a GPU too, and the cases that do not: the CPU
 # looks at the pool's bytes there, or kills come before an executor is up, or after the text's end.
 e2e_tests=(cases_blocks cases_daemon engine operations rings sequences survival survival_calls
@@ -84,7 +85,7 @@ cases() {
     $folder/bin/larderctl replay --embedded --memory cuda
 }
 
-bench() { limited "$folder/bin/$1" >"$logs/$2"; }
+bench() { limited "$folder/bin/$1" "${@:3}" >"$logs/$2"; }
 
 fidelity() {
   tests/bench/fidelity.py run --device auto --jobs 4 --output "$logs/fidelity.json" \
@@ -140,9 +141,13 @@ steps_of() {
     wait
     ;;
   bench)
-    step kernels-bench bench kernels_gpu_bench kernels-gpu.json
+    step kernels-bench bench kernels_gpu_bench kernels-gpu.json append/ gather/ convert/ copy/ scrub/ checksum/
     step bench bench gpu_bench gpu.json
     step bench-mps with_mps bench gpu_bench gpu-mps.json
+    ;;
+  attend)
+    step attend-bench bench kernels_gpu_bench attend.json attend
+    step attend-peer tests/bench/attend_peer.py "$logs/attend.json"
     ;;
   fidelity)
     step fidelity fidelity

@@ -135,15 +135,15 @@ int nearest_e5m2(double value) {
 
 uint16_t nearest_fp16(double value) {
   const int sign = std::signbit(value) ? 0x8000 : 0;
-  if (std::fabs(value) >= 65520) return static_cast<uint16_t>(sign | 0x7C00);
-  int low = 0;
-  int high = 0x7BFF;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (fp16_value(static_cast<uint16_t>(middle)) <= std::fabs(value) ? low : high) = middle;
-  }
-  const double down = std::fabs(value) - fp16_value(static_cast<uint16_t>(low));
-  const double up = fp16_value(static_cast<uint16_t>(high)) - std::fabs(value);
+  const double size = std::fabs(value);
+  if (size >= 65520) return static_cast<uint16_t>(sign | 0x7C00);
+  if (std::isnan(value)) return static_cast<uint16_t>(sign);
+  // Between 2^exponent and its double, and below 2^-13, values are 2^(exponent - 10) apart.
+  const int exponent = size < 0x1p-14 ? -14 : std::ilogb(size);
+  const int low = (exponent + 14) * 1024 + static_cast<int>(std::ldexp(size, 10 - exponent));
+  const int high = low + 1;
+  const double down = size - fp16_value(static_cast<uint16_t>(low));
+  const double up = fp16_value(static_cast<uint16_t>(high)) - size;
   return static_cast<uint16_t>(sign | (up < down || (up == down && high % 2 == 0) ? high : low));
 }
 

@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "tests/kernels/cuda/every_row.h"
 #include "tests/kernels/cuda/outputs.h"
 #include "tests/kernels/cuda/stored_rows.h"
 
@@ -18,13 +22,22 @@ struct Lengths {
   int32_t seq_len;
 };
 
+// The row that is tuned for decoding. It rounds weights and rotated queries to half precision.
+inline constexpr std::string_view kTunedAttend = "cuda_attend_decode";
+
+inline bool has_attend_row(std::string_view name) {
+  const auto rows = kernels::attend_kernels();
+  return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.name == name; });
+}
+
 class AttendCase {
  public:
   // Blocks in shuffled order; keys and values around 1 in size; NaN bytes in every block that no
   // table names and past the end of sequences; garbage in the table past their blocks.
   AttendCase(const AttentionGeometry& geometry, int64_t heads, const std::vector<Lengths>& lengths,
-             std::mt19937_64& engine, int64_t odd_bytes = 0)
+             std::mt19937_64& engine, int64_t odd_bytes = 0, const ContextShard& shard = {})
       : num_q_heads(heads), odd_bytes_(odd_bytes) {
+    params.shard = shard;
     params.layer.geometry = geometry;
     params.layer.page = page_layout(geometry);
     params.layer.block_stride_bytes = params.layer.page.page_bytes + odd_bytes;
@@ -44,12 +57,13 @@ class AttendCase {
                 std::byte{0xFF});
     fill_table(engine);
     fill_pool(engine);
-    set_queries(Dtype::kFp32, Layout::kDense, engine);
+    set_queries(Dtype::kBf16, Layout::kDense, engine);
   }
 
+  // Of the tokens of a sequence, those of the shard.
   int64_t blocks_of(int64_t tokens) const {
     const int64_t block_tokens = params.layer.geometry.block_tokens;
-    return (tokens + block_tokens - 1) / block_tokens;
+    return (local_tokens(params.shard, tokens) + block_tokens - 1) / block_tokens;
   }
 
   void set_queries(Dtype dtype, Layout layout, std::mt19937_64& engine) {
@@ -135,6 +149,7 @@ class AttendCase {
     Outputs host = poisoned(output(), spec.wants_lse);
     kernels::AttendParams made =
         call([](auto& values) { return values.empty() ? nullptr : values.data(); });
+    made.shared_prefix_tokens = 0;  // what makes reading cheaper changes no result
     point_to(made.output, host.out.data(), host.lse.empty() ? nullptr : host.lse.data(),
              host.sf.empty() ? nullptr : host.sf.data());
     const Status status = kernels::run_attend(made);
@@ -144,39 +159,88 @@ class AttendCase {
   }
 
   struct CudaRun {
+    std::string_view row;
     Outputs outputs;
     uint32_t fault_count = 0;
   };
-  CudaRun run_cuda(const kernels::BlockRights* rights = nullptr) {
+  using Adjust = std::function<void(kernels::AttendParams&)>;
+  // On every CUDA row that takes the call, each with poisoned outputs and workspace of its own.
+  // `adjust` changes the call once its pointers are set.
+  std::vector<CudaRun> run_cuda(const kernels::BlockRights* rights = nullptr,
+                                const Adjust& adjust = nullptr) {
     INFO(describe());
     Uploads uploads;
-    const DeviceOutputs device(poisoned(output(), spec.wants_lse));
-    kernels::AttendParams made = call(uploads);
-    device.point(made.output);
-    const auto bytes = kernels::attend_workspace_bytes(made, kernels::Backend::kCuda);
-    REQUIRE(bytes.ok());
-    const DeviceBytes workspace(static_cast<size_t>(*bytes));
+    const kernels::AttendParams uploaded = call(uploads);
+    std::optional<DeviceOutputs> device;
     kernels::Target target;
     target.backend = kernels::Backend::kCuda;
-    target.workspace = workspace.data();
-    target.workspace_bytes = *bytes;
     target.rights = rights;
-    target.faults = device.faults.data<kernels::CallFaults>();
-    const Status status = kernels::run_attend(made, target);
-    CHECK_MESSAGE(status.ok(), status.to_string());
-    CudaRun run = {device.read(), device.fault_count()};
-    workspace.read();
+    std::vector<CudaRun> runs;
+    const auto names = on_every_row<kernels::AttendParams>(
+        kernels::attend_kernels(), target,
+        [&] {
+          device.emplace(poisoned(output(), spec.wants_lse));
+          target.faults = device->faults.data<kernels::CallFaults>();
+          kernels::AttendParams made = uploaded;
+          device->point(made.output);
+          if (adjust) adjust(made);
+          check_ok(kernels::validate_attend(made, kernels::Tables::kDevice));
+          return made;
+        },
+        [&] {
+          runs.push_back({"", device->read(), device->fault_count()});
+        });
+    for (size_t i = 0; i < runs.size(); ++i) runs[i].row = names[i];
     uploads.check_guards();
-    return run;
+    return runs;
   }
 
-  // On both, without faults.
-  void check(const std::string& what) {
-    const Outputs expected = run_cpu();
-    const CudaRun run = run_cuda();
-    compare_outputs(output(), expected, run.outputs, what + ": " + describe());
-    INFO(what);
-    CHECK(run.fault_count == 0);
+  // The portable row is float32 but for rounding of the result. The tuned row: rel-L2 1e-3, since
+  // an error of 2^-12 in each weight stays one in their sum, and of the LSE 1e-4 and 1e-4 of its
+  // size. A rotated query rounded to 11 bits shifts each logit by about 2e-4 |q| |k| scale /
+  // sqrt(k_dim), which is 2e-4 scale sqrt(k_dim) here, where elements are about 1 in size; rows
+  // with one key show it in the LSE, so that five times as much is allowed.
+  Tolerance tolerance(std::string_view row) const {
+    if (row != kTunedAttend) return {};
+    const bool is_rounded = is_rotated(params.layer.key_transform);
+    const auto k_dim = static_cast<float>(params.layer.geometry.k_dim);
+    const double logits = std::max(1.0f, params.scale * std::sqrt(k_dim));
+    const double lse = is_rounded ? 1e-3 * logits : 1e-4;
+    return {1e-3, spec.lse_form.base2 ? 1.45 * lse : lse, 1e-4};
+  }
+  void compare(const CudaRun& run, const Outputs& expected, const std::string& what) const {
+    compare_outputs(output(), expected, run.outputs,
+                    std::string(run.row) + ", " + what + ": " + describe(), tolerance(run.row));
+  }
+  void compare(const std::vector<CudaRun>& runs, const Outputs& expected,
+               const std::string& what) const {
+    for (const CudaRun& run : runs) compare(run, expected, what);
+  }
+
+  // On the CPU and all CUDA rows, without faults. Returns what the latter gave.
+  std::vector<CudaRun> check(const std::string& what) { return check(what, run_cpu()); }
+  std::vector<CudaRun> check(const std::string& what, const Outputs& expected) {
+    std::vector<CudaRun> runs = run_cuda();
+    for (const CudaRun& run : runs) {
+      compare(run, expected, what);
+      INFO(run.row << ", " << what << ": " << describe());
+      CHECK(run.fault_count == 0);
+    }
+    return runs;
+  }
+  // The same for a call that the tuned row takes, where there is one. It leaves rotated keys in
+  // bf16 to the portable row: a rotated query has more bits than bf16.
+  std::vector<CudaRun> check_tuned(const std::string& what) { return check_tuned(what, run_cpu()); }
+  std::vector<CudaRun> check_tuned(const std::string& what, const Outputs& expected) {
+    std::vector<CudaRun> runs = check(what, expected);
+    const bool is_taken = std::any_of(runs.begin(), runs.end(),
+                                      [](const CudaRun& run) { return run.row == kTunedAttend; });
+    const kernels::LayerView& layer = params.layer;
+    const bool is_left =
+        is_rotated(layer.key_transform) && layer.geometry.k_format == KvFormat::kBf16;
+    INFO("taken by " << kTunedAttend << ": " << is_taken << ", " << what << ": " << describe());
+    if (has_attend_row(kTunedAttend) && num_rows > 0) CHECK(is_taken == !is_left);
+    return runs;
   }
 
   std::string describe() const {
@@ -190,9 +254,12 @@ class AttendCase {
          << spec.lse_form.includes_sink << spec.lse_form.heads_first << " causal " << params.causal
          << " window " << params.window_left << " cap " << params.soft_cap << " sinks "
          << !sinks.empty() << " alibi " << !alibi_slopes.empty() << " mask " << !mask.empty()
-         << " partial " << params.partial << " splits " << params.num_splits << " transform "
-         << name(params.layer.key_transform) << " lengths";
-    for (size_t s = 0; s < std::min<size_t>(q_lens.size(), 6); ++s)
+         << " partial " << params.partial << " splits " << params.num_splits << " deterministic "
+         << params.deterministic << " prefix " << params.shared_prefix_tokens << " shard "
+         << params.shard.num_ranks << '/' << params.shard.rank << '/' << params.shard.interleave
+         << " transform " << name(params.layer.key_transform) << " scale " << params.scale
+         << " sequences " << q_lens.size() << " lengths";
+    for (size_t s = 0; s < std::min<size_t>(q_lens.size(), 9); ++s)
       text << ' ' << q_lens[s] << ':' << seq_lens[s];
     return text.str();
   }
@@ -224,7 +291,7 @@ class AttendCase {
   void fill_pool(std::mt19937_64& engine) {
     const AttentionGeometry& g = params.layer.geometry;
     for (size_t s = 0; s < seq_lens.size(); ++s)
-      for (int64_t token = 0; token < seq_lens[s]; ++token)
+      for (int64_t token = 0; token < local_tokens(params.shard, seq_lens[s]); ++token)
         for (int64_t head = 0; head < g.num_kv_heads; ++head) {
           fill_row(stored(s, token, head, true), engine);
           if (g.mla_row == MlaRow::kNone) fill_row(stored(s, token, head, false), engine);

@@ -1,4 +1,4 @@
-// attend on a GPU: tables in device memory that nobody has checked, and captured launches.
+// attend on a GPU: tables in device memory that nobody has checked.
 #include <chrono>
 #include <cstdlib>
 #include <limits>
@@ -14,8 +14,9 @@ namespace {
 constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
 constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 
+// Of a kind that every row takes.
 AttendCase make_case(const std::vector<Lengths>& lengths, std::mt19937_64& engine) {
-  return AttendCase({1, 2, 16, 64, 64, KvFormat::kNvfp4, KvFormat::kBf16}, 4, lengths, engine);
+  return AttendCase({1, 2, 16, 64, 64, KvFormat::kNvfp4, KvFormat::kNvfp4}, 4, lengths, engine);
 }
 
 // What the CPU gives when keys for which hidden(sequence, key) is true are not there.
@@ -31,10 +32,12 @@ Outputs without_keys(AttendCase one, const Hidden& hidden) {
 
 void check_faulty(AttendCase& one, const Outputs& expected, const std::string& what,
                   const kernels::BlockRights* rights = nullptr) {
-  const AttendCase::CudaRun run = one.run_cuda(rights);
-  compare_outputs(one.output(), expected, run.outputs, what + ": " + one.describe());
-  CAPTURE(what);
-  CHECK(run.fault_count > 0);
+  for (const AttendCase::CudaRun& run : one.run_cuda(rights)) {
+    one.compare(run, expected, what);
+    CAPTURE(run.row);
+    CAPTURE(what);
+    CHECK(run.fault_count > 0);
+  }
 }
 
 TEST_CASE("tokens of a block past the pool are not seen, and it is counted") {
@@ -68,16 +71,21 @@ TEST_CASE("blocks are read with the right to read or to write, and with no other
     const kernels::BlockRights rights = {device.data<uint64_t>(), 0x123456789ABCDEF0, 8};
     return one.run_cuda(&rights);
   };
-  const AttendCase::CudaRun allowed = run_with(words);
-  compare_outputs(one.output(), one.run_cpu(), allowed.outputs, "allowed");
-  CHECK(allowed.fault_count == 0);
+  const Outputs whole = one.run_cpu();
+  for (const AttendCase::CudaRun& allowed : run_with(words)) {
+    one.compare(allowed, whole, "allowed");
+    CAPTURE(allowed.row);
+    CHECK(allowed.fault_count == 0);
+  }
 
   words[static_cast<size_t>(one.table[2])] = 0x9ABCDEF0;  // the lower half of the right one
-  const AttendCase::CudaRun refused = run_with(words);
   const Outputs expected =
       without_keys(one, [](int64_t s, int64_t key) { return s == 0 && key / 16 == 2; });
-  compare_outputs(one.output(), expected, refused.outputs, "refused");
-  CHECK(refused.fault_count > 0);
+  for (const AttendCase::CudaRun& refused : run_with(words)) {
+    one.compare(refused, expected, "refused");
+    CAPTURE(refused.row);
+    CHECK(refused.fault_count > 0);
+  }
 }
 
 TEST_CASE("a length that is negative or passes its table is cut, and counted") {
@@ -153,7 +161,7 @@ TEST_CASE("rows that no sequence covers are empty, and a negative q_len is none"
   expected.lse.resize(11 * 4, -INFINITY);
   for (const int32_t splits : {0, 1, 4}) {
     one.params.num_splits = splits;
-    compare_outputs(one.output(), expected, one.run_cuda().outputs, "uncovered rows");
+    one.compare(one.run_cuda(), expected, "uncovered rows");
   }
 }
 
@@ -189,60 +197,6 @@ TEST_CASE("entries left of the window are never read") {
   }
 }
 
-void copy_to(const void* device, const void* host, size_t bytes) {
-  CHECK(cudaMemcpy(const_cast<void*>(device), host, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
-}
-
-TEST_CASE("a captured call follows lengths, tables and stored values") {
-  if (!has_gpu()) return;
-  auto engine = random_engine(7307);
-  CAPTURE(seed());
-  for (const int32_t splits : {0, 1, 4}) {
-    // Same shapes: as many rows, blocks and entries.
-    AttendCase first = make_case({{4, 100}, {1, 50}, {0, 30}}, engine);
-    AttendCase second = make_case({{1, 40}, {0, 44}, {4, 100}}, engine);
-    for (AttendCase* one : {&first, &second}) one->params.num_splits = splits;
-    second.params.layer.num_blocks = first.params.layer.num_blocks =
-        std::max(first.params.layer.num_blocks, second.params.layer.num_blocks);
-    const size_t pool_bytes = std::max(first.pool.size(), second.pool.size());
-    first.pool.resize(pool_bytes, std::byte{0xFF});
-    second.pool.resize(pool_bytes, std::byte{0xFF});
-    REQUIRE(first.num_rows == second.num_rows);
-    REQUIRE(first.table.size() == second.table.size());
-
-    Uploads uploads;
-    const DeviceOutputs device(poisoned(first.output()));
-    kernels::AttendParams call = first.call(uploads);
-    device.point(call.output);
-    const auto bytes = kernels::attend_workspace_bytes(call, kernels::Backend::kCuda);
-    REQUIRE(bytes.ok());
-    const DeviceBytes workspace(static_cast<size_t>(*bytes));
-    cudaStream_t stream = nullptr;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    const Status status = kernels::run_attend(
-        call, {kernels::Backend::kCuda, stream, workspace.data(), *bytes, nullptr, nullptr});
-    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-    REQUIRE_MESSAGE(status.ok(), status.to_string());
-    REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
-    for (AttendCase* one : {&first, &second, &first}) {
-      copy_to(call.layer.base, one->pool.data(), pool_bytes);
-      copy_to(call.q.data, one->q.data(), one->q.size());
-      copy_to(call.q_lens, one->q_lens.data(), one->q_lens.size() * 4);
-      copy_to(call.seq_lens, one->seq_lens.data(), one->seq_lens.size() * 4);
-      copy_to(call.block_table, one->table.data(), one->table.size() * 4);
-      CHECK(cudaGraphLaunch(executable, stream) == cudaSuccess);
-      CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
-      compare_outputs(one->output(), one->run_cpu(), device.read(), "graph: " + one->describe());
-    }
-    CHECK(cudaGraphExecDestroy(executable) == cudaSuccess);
-    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
-    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
-  }
-}
-
 template <typename T>
 void make_wild(std::vector<T>& values, std::mt19937_64& engine) {
   for (T& value : values) {
@@ -260,6 +214,19 @@ double fuzz_seconds() {
   return text == nullptr ? 2.0 : std::atof(text);
 }
 
+AttendCase wild_case(const std::vector<Lengths>& lengths, std::mt19937_64& engine) {
+  const auto any_format = [&] { return static_cast<KvFormat>(engine() % 5); };
+  switch (engine() % 3) {
+    case 0:
+      return {mla_geometry(1, 16, static_cast<MlaRow>(1 + engine() % 4)), 8, lengths, engine};
+    case 1:
+      return {{1, 2, 16, 64, 32, any_format(), any_format()}, 4, lengths, engine};
+    default:
+      const KvFormat format = any_format();
+      return {{1, 2, 16, 64, 64, format, format}, 4, lengths, engine};
+  }
+}
+
 TEST_CASE("wild tables touch nothing outside") {
   if (!has_gpu()) return;
   auto engine = random_engine(7308);
@@ -272,14 +239,11 @@ TEST_CASE("wild tables touch nothing outside") {
     std::vector<Lengths> lengths;
     for (size_t s = 1 + engine() % 20; s-- > 0;)
       lengths.push_back({static_cast<int32_t>(engine() % 5), static_cast<int32_t>(engine() % 200)});
-    AttendCase one = engine() % 3 == 0
-                         ? AttendCase(mla_geometry(1, 16, static_cast<MlaRow>(1 + engine() % 4)), 8,
-                                      lengths, engine)
-                         : AttendCase({1, 2, 16, 64, 32, static_cast<KvFormat>(engine() % 5),
-                                       static_cast<KvFormat>(engine() % 5)},
-                                      4, lengths, engine);
+    AttendCase one = wild_case(lengths, engine);
     if (engine() % 2 == 0) one.set_random_mask(engine);
-    if (engine() % 2 == 0) one.set_alibi(engine);
+    if (engine() % 4 == 0) one.set_alibi(engine);
+    one.params.deterministic = engine() % 2 == 0;
+    if (engine() % 2 == 0) one.params.shared_prefix_tokens = kernels::kFindSharedPrefix;
     if (engine() % 2 == 0) one.params.window_left = static_cast<int32_t>(engine() % 300);
     one.params.num_splits = static_cast<int32_t>(engine() % 5);
     make_wild(one.q_lens, engine);

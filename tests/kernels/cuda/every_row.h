@@ -11,8 +11,9 @@
 
 namespace larder::test {
 
-// `prepare` gives the call with fresh device memory, `check` looks at that after the launch.
-// Returns the names of the rows that have taken the call: the portable one at least.
+// `prepare` gives the call with fresh device memory, and may change what `on` names; `check` looks
+// at that after the launch. The workspace is as large as the row asks for, and poisoned. Returns
+// the names of the rows that have taken the call: the portable one at least.
 template <typename Params>
 std::vector<std::string_view> on_every_row(std::span<const kernels::Kernel<Params>> rows,
                                            const kernels::Target& on,
@@ -33,6 +34,7 @@ std::vector<std::string_view> on_every_row(std::span<const kernels::Kernel<Param
     target.workspace_bytes = bytes;
     check_ok(row.launch(params, target));
     check();
+    workspace.check_guards();
   }
   CHECK(!names.empty());
   return names;

@@ -105,7 +105,7 @@ struct MergeCase {
     CHECK_MESSAGE(status.ok(), status.to_string());
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     uploads.check_guards();
-    workspace.read();
+    workspace.check_guards();
     if (in_place < 0) return device.read();
     Outputs got = poisoned(output());
     CHECK(cudaMemcpy(got.out.data(), call.params.output.out.data, got.out.size(),

@@ -101,7 +101,7 @@ struct SparseCase {
                                          rights, device.faults.data<kernels::CallFaults>()});
     CHECK_MESSAGE(status.ok(), status.to_string());
     CudaRun run = {device.read(), device.fault_count()};
-    workspace.read();
+    workspace.check_guards();
     uploads.check_guards();
     return run;
   }
