@@ -182,5 +182,6 @@ void bench_gather(Bench& bench);
 void bench_convert(Bench& bench);
 void bench_blocks(Bench& bench);
 void bench_host_copies(Bench& bench);
+void bench_attend(Bench& bench);
 
 }  // namespace larder::test

@@ -264,6 +264,11 @@ void Bench::skip(const std::string& label, json fields, const Status& reason) {
   results_.push_back(std::move(fields));
 }
 
+void Bench::add(json result, bool checked) {
+  results_.push_back(std::move(result));
+  all_checked_ = all_checked_ && checked;
+}
+
 json Bench::finish() {
   end_group();
   const json after = measure_ceilings();

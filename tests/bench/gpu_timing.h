@@ -95,6 +95,11 @@ struct BenchOptions {
   std::string commit;
   int replays = 21;
   std::vector<std::string> filters;  // parts of labels; none: everything
+  // Of attention alone (see gpu_states.h):
+  double load_seconds = 1.5;
+  bool burst = true;
+  bool sustained = true;
+  std::vector<std::string> rows;  // rows to time; none: the one that serves the call
 };
 
 class Bench {
@@ -113,10 +118,13 @@ class Bench {
                     const std::function<void(int)>& body, bool checked);
   // An item that the validation or every row refuses.
   void skip(const std::string& label, json fields, const Status& reason);
+  // A result that was measured elsewhere.
+  void add(json result, bool checked);
   // Everything, with the ceilings measured again.
   json finish();
 
   cudaStream_t stream() const { return stream_; }
+  const BenchOptions& options() const { return options_; }
   bool all_checked() const { return all_checked_; }
 
  private:

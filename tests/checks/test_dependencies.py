@@ -104,6 +104,7 @@ class Form(unittest.TestCase):
         self.assertEqual(len(list(rules.no_sleep_in_tests({"tests/a.cpp": call}))), 1)
         self.assertEqual(len(list(rules.no_sleep_in_tests({"tests/a.sh": "sleep" + " 1\n"}))), 1)
         self.assertEqual(list(rules.no_sleep_in_tests({"daemon/a.cpp": call})), [])
+        self.assertEqual(list(rules.no_sleep_in_tests({"tests/bench/a.cpp": call})), [])
 
     def test_paths_of_a_machine_are_found(self):
         for path in ("/wo" + "rk/main", "/home/" + "ann/larder", "/ro" + "ot/x"):
