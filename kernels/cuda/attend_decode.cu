@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <type_traits>
 
 #include "kernels/cpu/layer_scale.h"
@@ -26,6 +27,11 @@ constexpr int32_t kPieceTiles = 256;
 constexpr int32_t kMaxPieces = 32;
 constexpr int32_t kMaxGivenPieces = 64;  // of num_splits
 constexpr double kMaxWorkspaceBytes = 512 << 20;
+// The cap's tanh is off by some 2^-22 of it: logits by less than 1e-4 up to here.
+constexpr float kMaxSoftCap = 128.0f;
+// Products of scales that leave room for the powers of two of queries and codes.
+constexpr float kMinFactor = 0x1p-64f;
+constexpr float kMaxFactor = 0x1p64f;
 
 Status not_tuned(std::string_view what) {
   return refuse(ErrorCode::kUnsupported, "tuned attention: ", what);
@@ -76,6 +82,17 @@ Status supports_tensors(const AttendParams& params) {
     return not_tuned("out is bf16, fp16 or fp32");
   if (!has_rows_of(out, 4)) return not_tuned("rows of out begin at multiples of four elements");
   if (q.shape[0] * q.shape[1] >= int64_t{1} << 30) return not_tuned("below 2^30 rows and heads");
+  return {};
+}
+
+Status supports_options(const AttendParams& params) {
+  const auto is_usual = [](float factor) { return factor >= kMinFactor && factor <= kMaxFactor; };
+  if (params.alibi_slopes != nullptr) return not_tuned("no alibi_slopes");
+  if (params.soft_cap != 0.0f && (params.soft_cap < kMinFactor || params.soft_cap > kMaxSoftCap))
+    return not_tuned("soft_cap is 0, or 2^-64 to 128");
+  if (!is_usual(params.scale * cpu::key_scale(params.layer)) ||
+      !is_usual(cpu::value_scale(params.layer)))
+    return not_tuned("scale * k_scale and v_scale are 2^-64 to 2^64");
   return {};
 }
 
@@ -155,9 +172,11 @@ DecodeLayer decode_layer(const LayerView& layer) {
   return made;
 }
 
-// Of no other call of this process, and no number that memory is likely to hold.
+// Of no other call of this process, and no number that memory is likely to hold, such as that of a
+// process which had the memory before and was killed.
 uint64_t next_stamp() {
-  static std::atomic<uint64_t> count{0};
+  static std::atomic<uint64_t> count{uint64_t{std::random_device{}()} << 32 |
+                                     std::random_device{}()};
   uint64_t mixed = (count.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9E3779B97F4A7C15ull;
   mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9ull;
   return mixed ^ mixed >> 27;
@@ -271,8 +290,7 @@ Status supports_attend_decode(const AttendParams& params) {
   if (Status s = supports_tensors(params); !s.ok()) return s;
   if (params.layer.geometry.k_format == KvFormat::kBf16 && is_rotated(params.layer.key_transform))
     return not_tuned("bf16 keys are not rotated");
-  if (params.alibi_slopes != nullptr) return not_tuned("no alibi_slopes");
-  if (!(params.scale > 0.0f)) return not_tuned("scale is above 0");
+  if (Status s = supports_options(params); !s.ok()) return s;
   if (params.num_seqs >= int64_t{1} << 30) return not_tuned("below 2^30 sequences");
   const DecodeLayout layout = decode_layout(params);
   if (layout.max_tiles >= 0x1p31) return not_tuned("below 2^31 tiles");

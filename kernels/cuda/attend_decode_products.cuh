@@ -57,7 +57,7 @@ struct TilePlace {
   const uint8_t* scales;
 };
 
-// Scores of kTiles tiles, `stride` apart, side by side: products of one tile wait for each other.
+// Scores of kTiles neighbouring tiles, side by side: products of one tile wait for each other.
 template <typename Shape, int kTiles>
 __device__ inline void key_products(const TilePlace& place,
                                     const typename Shape::Format::Lane& lane,

@@ -1,5 +1,6 @@
 // Faults that attention kernels of other projects had, with values that tell them, on every CUDA
 // row: expected are numbers that follow from the definition, not another kernel's.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -278,6 +279,32 @@ TEST_CASE("a million equal values keep their size") {
       for (const int64_t i : {0, 31, 63})
         check_near(output_at(one, run, 0, 7, i), 1.0, 1e-3, one, run, "out");
   }
+}
+
+// Looks at no data, so it needs no GPU.
+TEST_CASE("caps and scales that the tuned row is too coarse for are not its own") {
+  auto engine = random_engine(7608);
+  const auto rows = kernels::attend_kernels();
+  const auto row = std::find_if(rows.begin(), rows.end(),
+                                [](const auto& one) { return one.name == kTunedAttend; });
+  REQUIRE(row != rows.end());
+  AttendCase one = plain_case(KvFormat::kNvfp4, {{1, 20}}, 8, engine);
+  const auto takes = [&](auto change) {
+    AttendCase changed = one;
+    change(changed.params);
+    return row
+        ->supports(
+            changed.call([](auto& values) { return values.empty() ? nullptr : values.data(); }))
+        .ok();
+  };
+  CHECK(takes([](auto&) {}));
+  CHECK(takes([](auto& params) { params.soft_cap = 128.0f; }));
+  CHECK(!takes([](auto& params) { params.soft_cap = 129.0f; }));
+  CHECK(!takes([](auto& params) { params.soft_cap = 1e-30f; }));
+  CHECK(!takes([](auto& params) { params.scale = 0.0f; }));
+  CHECK(!takes([](auto& params) { params.scale = -1.0f; }));
+  CHECK(!takes([](auto& params) { params.layer.k_scale = 1e-30f; }));
+  CHECK(!takes([](auto& params) { params.layer.v_scale = 1e30f; }));
 }
 
 }  // namespace
