@@ -9,10 +9,11 @@
 
 namespace larder::kernels::cuda {
 
-// Begins with the columns' sums over a prefix that has been attended for many sequences at once.
+// Adds the columns' sums over a prefix that has been attended for many sequences at once. After the
+// steps, not before them: states that may begin with anything cost the loop registers.
 template <typename Shape>
-__device__ inline void start_from_prefix(const DecodeCall& call, const Walk& walk,
-                                         PieceState<Shape>& state) {
+__device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
+                                  PieceState<Shape>& state) {
   using Format = typename Shape::Format;
 #pragma unroll
   for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
@@ -24,20 +25,26 @@ __device__ inline void start_from_prefix(const DecodeCall& call, const Walk& wal
       if (!place.is_there) continue;
       const int64_t at = place.row * call.output.out.shape[1] + place.head;
       const float2 other = __ldcg(call.prefix.states + at);
-      const bool is_empty = other.y == 0.0f;
+      if (other.y == 0.0f) continue;  // and its sums have not been written
+      const float max = fmaxf(state.max[tile][i], other.x);
+      const float own_weight = exp2_fast(state.max[tile][i] - max);
+      const float weight = exp2_fast(other.x - max);
+      state.max[tile][i] = max;
       // The eight lanes of a column count their own tokens; the prefix counts in one.
-      if (lane_row() == 0) state.total[tile][i] = other.y;
-      if (!is_empty) state.max[tile][i] = other.x;
+      state.total[tile][i] =
+          own_weight * state.total[tile][i] + (lane_row() == 0 ? weight * other.y : 0.0f);
+      constexpr float kFactor = 1.0f / Format::kUndo;
+      const auto add = [&](float& sum, float of_prefix) {
+        sum = own_weight * sum + weight * kFactor * of_prefix;
+      };
 #pragma unroll
       for (int four = 0; four < Shape::kDim / 32; ++four) {
-        float4 sums = __ldcg(reinterpret_cast<const float4*>(call.prefix.sums + at * Shape::kDim +
-                                                             sum_dim<Format>(four, lane_row())));
-        if (is_empty) sums = {0.0f, 0.0f, 0.0f, 0.0f};
-        constexpr float kFactor = 1.0f / Format::kUndo;
-        state.sums.at[tile][2 * four][i] = sums.x * kFactor;
-        state.sums.at[tile][2 * four + 1][i] = sums.y * kFactor;
-        state.sums.at[tile][2 * four][2 + i] = sums.z * kFactor;
-        state.sums.at[tile][2 * four + 1][2 + i] = sums.w * kFactor;
+        const float4 sums = __ldcg(reinterpret_cast<const float4*>(
+            call.prefix.sums + at * Shape::kDim + sum_dim<Format>(four, lane_row())));
+        add(state.sums.at[tile][2 * four][i], sums.x);
+        add(state.sums.at[tile][2 * four + 1][i], sums.y);
+        add(state.sums.at[tile][2 * four][2 + i], sums.z);
+        add(state.sums.at[tile][2 * four + 1][2 + i], sums.w);
       }
     }
 }
@@ -95,11 +102,25 @@ __device__ void keep_piece(const PieceSlot<Shape>& slot, const PieceState<Shape>
     }
 }
 
+template <int kColumns>
+__device__ inline PieceNote note_of(const DecodeCall& call, const Walk& walk, int32_t segment,
+                                    bool begins, bool ends) {
+  return {segment,
+          walk.first_row,
+          walk.plan.rows * call.group,
+          walk.column_tile * kColumns,
+          walk.head,
+          walk.plan.tiles,
+          begins,
+          ends};
+}
+
 // Segments that the warp has whole become results; of others, the first and the last of its
-// stretch, the sums stay in shared memory.
-template <typename Shape>
+// stretch, the sums stay in shared memory. `meanwhile` is called once, by the warp, when the first
+// loads are on their way.
+template <typename Shape, typename Meanwhile>
 __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, DecodeShared& shared,
-                                    WarpPlaces& places) {
+                                    WarpPlaces& places, const Meanwhile& meanwhile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   uint8_t* ring_memory = memory + warp * Shape::kRingBytes;
@@ -107,31 +128,32 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Dec
   const Walk& walk = places.products;
   const int32_t tiles = places.tiles;
   int32_t from = places.from;
-  if (lane == 0) {
-    places.loads.walk = walk;
-    places.loads.left = tiles;
-  }
-  enter_segment<Shape::kColumns>(call, places.loads, from, false);
+  enter_first<Shape::kColumns>(call, walk, from, tiles, places.loads);
   Ring<Shape> ring(call, places.loads, ring_memory);
   const typename Shape::Format::Lane lane_places = Shape::Format::lane(lane_row(), lane_column());
   int32_t done = 0;
-  bool is_filled = false;
 #pragma unroll 1
   while (true) {
     const int32_t count = min(walk.plan.tiles - from, tiles - done);
+    QueryRows<Shape> query_rows;
+    fetch_queries<Shape>(call, walk, query_rows);
+    if (done == 0) {
+      ring.fill();
+      meanwhile();
+    }
     Queries<Shape> queries;
     ColumnFactors<Shape> factors;
-    load_queries<Shape>(call, walk, queries, factors, columns);
+    place_queries<Shape>(call, walk, query_rows, queries, factors, columns);
     PieceState<Shape> state;
     state.clear();
-    if (call.prefix.tokens != nullptr && from == 0 && walk.sequence < call.num_seqs &&
-        call.prefix.tokens[walk.sequence] > 0)
-      start_from_prefix<Shape>(call, walk, state);
     const StepView<Shape> view = {
         call, walk, columns, lane_places, queries, factors, tiles >= 2 * Shape::Format::kStepTiles};
     const int32_t first = walk.plan.begin + from;
     take_steps<Shape>(view, {max(first, walk.seen.begin), min(first + count, walk.seen.end)},
-                      is_filled, ring_memory, ring, state);
+                      ring_memory, ring, state);
+    if (call.prefix.tokens != nullptr && from == 0 && walk.sequence < call.num_seqs &&
+        call.prefix.tokens[walk.sequence] > 0)
+      add_prefix<Shape>(call, walk, state);
     close_piece<Shape>(call, columns, state);
 
     const bool begins = from == 0;
@@ -143,14 +165,8 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Dec
       if (which == 1) wait_for_copies<0>();
       keep_piece(slot_of<Shape>(memory, warp, which), state);
       if (lane == 0)
-        shared.notes[2 * warp + which] = {places.unit + done - from,
-                                          walk.first_row,
-                                          walk.plan.rows * call.group,
-                                          walk.column_tile * Shape::kColumns,
-                                          walk.head,
-                                          walk.plan.tiles,
-                                          begins,
-                                          ends};
+        shared.notes[2 * warp + which] =
+            note_of<Shape::kColumns>(call, walk, places.unit + done - from, begins, ends);
     }
     done += count;
     from = 0;
@@ -166,13 +182,13 @@ struct PieceWalk {
   int32_t count;  // pieces of the segment
   int32_t piece;
 
-  __device__ void enter(const DecodeCall& call) {
+  __device__ __noinline__ void enter(const DecodeCall& call) {
     tiles = tiles_of_piece(call, walk.plan.tiles);
     count = pieces_of(walk.plan.tiles, tiles);
     piece = 0;
   }
   template <int kColumns>
-  __device__ void next(const DecodeCall& call) {
+  __device__ __noinline__ void next(const DecodeCall& call) {
     if (++piece < count) return;
     next_segment<kColumns>(call, walk);
     enter(call);
@@ -180,7 +196,8 @@ struct PieceWalk {
 };
 
 // A warp's share of the piece.
-__device__ inline void share_piece(const PieceWalk& at, int32_t index, WarpPlaces& places) {
+__device__ __noinline__ inline void share_piece(const PieceWalk& at, int32_t index,
+                                                WarpPlaces& places) {
   const int32_t from = at.piece * at.tiles;
   const EvenSplit split(min(at.tiles, at.walk.plan.tiles - from),
                         static_cast<int32_t>(blockDim.x / 32));
@@ -197,45 +214,40 @@ struct CtaEnd {
   MergeJob job;
 };
 
-// Of even stretches: a segment that began before and ends here is this CTA's to merge. The CTA has
-// tiles [begin, end).
+// Between which units an even stretch lies, and the segments that it cuts.
+struct CtaEdges {
+  CtaPlan cta;
+  PieceNote first;  // the segment that it begins in
+  int32_t begin;
+  int32_t end;
+  int32_t end_from;  // tiles of the segment at its end that come before
+};
+
+// A segment that began before and ends here is this CTA's to merge.
 template <int kStepTiles>
-__device__ inline CtaEnd even_end(const CtaPlan& cta, int32_t begin, int32_t end,
-                                  const PieceNote* notes) {
-  const auto index = static_cast<int32_t>(blockIdx.x);
-  CtaEnd result = {};
-  int32_t first_note = 0;
-  int32_t last_note = 2 * cta.num_warps - 1;
-  while (first_note <= last_note && notes[first_note].segment < 0) ++first_note;
-  while (first_note <= last_note && notes[last_note].segment < 0) --last_note;
-  if (first_note > last_note) return result;
-  const PieceNote& note = notes[first_note];
-  const PieceNote& last = notes[last_note];
-  result.publishes[0] = note.segment < begin;
-  result.publishes[1] = last.segment >= begin && last.segment + last.tiles > end;
-  if (note.segment >= begin || note.segment + note.tiles > end) return result;
+__device__ __noinline__ void find_even_end(const CtaEdges& edges, CtaEnd& result) {
+  const CtaPlan& cta = edges.cta;
+  const PieceNote& note = edges.first;
+  result = {};
+  result.publishes[0] = note.segment < edges.begin;
+  result.publishes[1] = edges.end_from > 0 && edges.end - edges.end_from >= edges.begin;
+  if (note.segment >= edges.begin || note.segment + note.tiles > edges.end) return;
   const EvenSplit split(cta.total, cta.num_ctas);
   int32_t first = split.part_of(note.segment);
   // The next CTA's begin may have been moved to that of the segment.
   if (cta.is_in_steps && split.begin(first + 1) - note.segment < kStepTiles) ++first;
-  result.job = {note, index - first + 1, 2 * first + 1, 2 * first + 2, 2};
-  return result;
+  result.job = {note, static_cast<int32_t>(blockIdx.x) - first + 1, 2 * first + 1, 2 * first + 2,
+                2};
 }
-__device__ inline CtaEnd piece_end(const DecodeCall& call, const PieceWalk& at, int columns,
-                                   int32_t index) {
-  CtaEnd result = {};
-  if (at.count == 1) return result;
+template <int kColumns>
+__device__ __noinline__ void find_piece_end(const DecodeCall& call, const PieceWalk& at,
+                                            int32_t index, CtaEnd& result) {
+  result = {};
+  if (at.count == 1) return;
   result.publishes[0] = true;
-  if (at.piece + 1 < at.count) return result;
-  const Walk& walk = at.walk;
+  if (at.piece + 1 < at.count) return;
   const int32_t first = index - at.piece;
-  result.job = {{0, walk.first_row, walk.plan.rows * call.group, walk.column_tile * columns,
-                 walk.head, walk.plan.tiles, 1, 1},
-                at.count,
-                first,
-                first + 1,
-                1};
-  return result;
+  result.job = {note_of<kColumns>(call, at.walk, 0, true, true), at.count, first, first + 1, 1};
 }
 
 // Grid: a CTA per multiprocessor; CTA: up to 12 warps, each with a ring of its own. Reads every
@@ -244,59 +256,71 @@ __device__ inline CtaEnd piece_end(const DecodeCall& call, const PieceWalk& at, 
 template <typename Shape>
 __global__ __launch_bounds__(32 * Shape::kWarps,
                              1) void attend_decode_kernel(const __grid_constant__ DecodeCall call) {
+  constexpr int kStepTiles = Shape::Format::kStepTiles;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ PlanShared plan;
   __shared__ DecodeShared shared;
   __shared__ PieceWalk at;
+  __shared__ CtaEdges edges;
   __shared__ CtaEnd end;
   __shared__ MergeJob deferred;  // until the CTA has done its own pieces: others are at theirs
-  __shared__ WarpPlaces all_places[kMaxDecodeWarps + 1];
+  __shared__ WarpPlaces all_places[kMaxDecodeWarps];
   let_next_kernel_start();
   const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   WarpPlaces& places = all_places[warp];
   if (threadIdx.x < 2 * kMaxDecodeWarps) shared.notes[threadIdx.x].segment = -1;
-  wait_for_previous_kernel();
   if (threadIdx.x == 0) deferred.num_slots = 0;
   const bool is_pieces = call.piece_tiles > 0;
-  const CtaPlan cta = plan_cta<Shape::kColumns>(call, plan);
-  if (cta.count == 0) return;
-  if (!is_pieces) {
-    const auto thread = static_cast<int32_t>(threadIdx.x);
-    if (thread % 32 == 0 && warp < cta.num_warps)
-      begin_warp<Shape::kColumns, Shape::Format::kStepTiles>(call, cta, warp, plan, places);
-    if (thread == 1)
-      begin_warp<Shape::kColumns, Shape::Format::kStepTiles>(call, cta, cta.num_warps, plan,
-                                                             all_places[cta.num_warps]);
-    __syncthreads();
-    if (thread % 32 == 0)
-      places.tiles = warp < cta.num_warps ? all_places[warp + 1].unit - places.unit : 0;
-    __syncwarp();
-  }
+  wait_for_previous_kernel();
+  StretchPlace place;
+  const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
+  if (planned.count == 0) return;
   if (is_pieces && threadIdx.x == 0) {
-    begin_warp<Shape::kColumns, Shape::Format::kStepTiles>(call, cta, 0, plan, places);
-    at.walk = places.products;
+    at.walk = place.walk;
     at.enter(call);
-    at.piece = places.from;
+    at.piece = place.from;
   }
+  const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
+  if (!is_pieces && lane == 0) {
+    places.products = place.walk;
+    places.from = place.from;
+    places.unit = place.unit;
+    places.tiles = warp < planned.num_warps ? next_unit - place.unit : 0;
+  }
+  if (threadIdx.x == 2) {
+    edges.cta = planned;
+    edges.first = note_of<Shape::kColumns>(call, place.walk, place.unit - place.from, true, true);
+    edges.begin = place.unit;
+  }
+  if (threadIdx.x == 3) {
+    edges.end = place.unit;
+    edges.end_from = place.from;
+  }
+  __syncwarp();
 #pragma unroll 1
-  for (int32_t index = is_pieces ? cta.begin : static_cast<int32_t>(blockIdx.x);; ++index) {
+  for (int32_t index = is_pieces ? planned.begin : static_cast<int32_t>(blockIdx.x);; ++index) {
     if (is_pieces) {
       __syncthreads();
       if (threadIdx.x < 2 * kMaxDecodeWarps) shared.notes[threadIdx.x].segment = -1;
-      if (threadIdx.x % 32 == 0) share_piece(at, index, places);
+      if (lane == 0) share_piece(at, index, places);
       __syncthreads();
     }
-    if (places.tiles > 0) take_stretch<Shape>(call, memory, shared, places);
+    if (places.tiles > 0)
+      take_stretch<Shape>(call, memory, shared, places, [&] {
+        if (threadIdx.x != 0) return;
+        if (is_pieces)
+          find_piece_end<Shape::kColumns>(call, at, index, end);
+        else
+          find_even_end<kStepTiles>(edges, end);
+      });
     __syncthreads();
-    if (threadIdx.x == blockDim.x - 1)
-      end = is_pieces ? piece_end(call, at, Shape::kColumns, index)
-                      : even_end<Shape::Format::kStepTiles>(
-                            cta, all_places[0].unit, all_places[cta.num_warps].unit, shared.notes);
     merge_cta<Shape>(call, shared.notes, memory,
                      [&](bool begins) { return is_pieces ? index : 2 * index + (begins ? 1 : 0); });
     __syncthreads();
     if (threadIdx.x < 2 && end.publishes[threadIdx.x])
       publish_slot(call, is_pieces ? index : 2 * index + static_cast<int32_t>(threadIdx.x));
+    const CtaPlan& cta = edges.cta;
     const bool is_last = !is_pieces || index + 1 == cta.begin + cta.count;
     if (end.job.num_slots > 0) {
       if (is_last || end.job.first_slot >= cta.begin)

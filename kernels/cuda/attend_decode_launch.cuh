@@ -40,7 +40,8 @@ DecodeInstance instance_of(const DecodeDevice& device) {
   constexpr int kWarpBytes = Shape::kRingBytes + Shape::kSlotBytes;
   constexpr int kStaticBytes =
       static_cast<int>(sizeof(PlanShared) + sizeof(DecodeShared) + sizeof(PieceWalk) +
-                       sizeof(CtaEnd) + (kMaxDecodeWarps + 1) * sizeof(WarpPlaces)) +
+                       sizeof(CtaEdges) + sizeof(CtaEnd) + sizeof(MergeJob) +
+                       kMaxDecodeWarps * sizeof(WarpPlaces)) +
       1024;
   const int fitting = (device.shared_bytes - kStaticBytes) / kWarpBytes;
   const int warps = std::min(fitting >= 4 ? fitting / 4 * 4 : fitting, Shape::kWarps);

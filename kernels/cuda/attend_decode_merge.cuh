@@ -82,6 +82,7 @@ __device__ inline void store_four(const DecodeCall& call, const ColumnPlace& pla
 struct MergedSums {
   float4 sums = {0.0f, 0.0f, 0.0f, 0.0f};
   float total = 0.0f;
+  float max = kLowestMax;
 
   __device__ void add(float weight, float4 others, float other_total) {
     sums.x += weight * others.x;
@@ -91,6 +92,33 @@ struct MergedSums {
     total += weight * other_total;
   }
 };
+
+// Four dims of a column, of `count` parts in turn, some loaded at a time: load(i, state, sums).
+template <int kAtOnce, typename Load>
+__device__ inline MergedSums merge_parts(int32_t count, const Load& load) {
+  MergedSums merged;
+#pragma unroll 1
+  for (int32_t first = 0; first < count; first += kAtOnce) {
+    float2 states[kAtOnce];
+    float4 sums[kAtOnce];
+    float highest = merged.max;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      states[i] = {kLowestMax, 0.0f};
+      sums[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (first + i < count) load(first + i, states[i], sums[i]);
+      highest = fmaxf(highest, states[i].x);
+    }
+    const MergedSums before = merged;
+    merged = {};
+    merged.max = highest;
+    merged.add(exp2_fast(before.max - highest), before.sums, before.total);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      merged.add(exp2_fast(states[i].x - highest), sums[i], states[i].y);
+  }
+  return merged;
+}
 
 // A warp's place in shared memory for a piece that is not a whole segment.
 template <typename Shape>
@@ -119,10 +147,11 @@ __device__ inline PieceSlot<Shape> slot_of(uint8_t* memory, int warp, int which)
                               : memory + num_warps * Shape::kRingBytes + warp * Shape::kSlotBytes);
 }
 
-// The pieces `entries` (a bit each: 2 * warp + which) of one segment, by `num_threads` threads:
-// results where they are all of it, else to `slot` of the workspace.
+// `count` pieces of one segment, of a warp's first or last (`entry`: 2 * warp + which) and the
+// first ones of the warps after it, by `num_threads` threads: results where they are all of it,
+// else to `slot` of the workspace.
 template <typename Shape>
-__device__ void merge_entries(const DecodeCall& call, const PieceNote& note, uint32_t entries,
+__device__ void merge_entries(const DecodeCall& call, const PieceNote& note, int entry, int count,
                               bool is_all, int64_t slot, uint8_t* memory, int thread,
                               int num_threads) {
   constexpr int kFours = Shape::kDim / 4;
@@ -132,52 +161,46 @@ __device__ void merge_entries(const DecodeCall& call, const PieceNote& note, uin
     const ColumnPlace place =
         place_of(call, note.first_row, note.num_pairs, note.kv_head, note.first_pair + column);
     if (!place.is_there) continue;
-    float max = kLowestMax;
-    for (uint32_t rest = entries; rest != 0; rest &= rest - 1) {
-      const int entry = __ffs(static_cast<int>(rest)) - 1;
-      max = fmaxf(max, slot_of<Shape>(memory, entry / 2, entry % 2).state(column).x);
-    }
-    MergedSums merged;
-    for (uint32_t rest = entries; rest != 0; rest &= rest - 1) {
-      const int entry = __ffs(static_cast<int>(rest)) - 1;
-      const PieceSlot<Shape> piece = slot_of<Shape>(memory, entry / 2, entry % 2);
-      const float2 state = piece.state(column);
-      merged.add(exp2_fast(state.x - max), piece.at(column, four), state.y);
-    }
+    const MergedSums merged = merge_parts<4>(count, [&](int i, float2& state, float4& sums) {
+      const PieceSlot<Shape> piece = slot_of<Shape>(memory, entry / 2 + i, i == 0 ? entry % 2 : 0);
+      state = piece.state(column);
+      sums = piece.at(column, four);
+    });
     if (is_all) {
       const float factor =
-          finish_column<typename Shape::Format>(call, place, max, merged.total, four == 0);
+          finish_column<typename Shape::Format>(call, place, merged.max, merged.total, four == 0);
       store_four(call, place, 4 * four, merged.sums, factor);
     } else {
       const int64_t at = slot * Shape::kColumns + column;
-      if (four == 0) call.space.states[at] = {max, merged.total};
+      if (four == 0) call.space.states[at] = {merged.max, merged.total};
       reinterpret_cast<float4*>(call.space.sums)[at * kFours + four] = merged.sums;
     }
   }
 }
 
-// What the CTA's warps have left, segment by segment, sets of four warps side by side.
-// `choose_slot` says which slot a part of a segment goes to.
+// What the CTA's warps have left, segment by segment, sets of warps side by side. `choose_slot`
+// says which slot a part of a segment goes to.
 template <typename Shape, typename ChooseSlot>
 __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_t* memory,
                           const ChooseSlot& choose_slot) {
   const int num_warps = static_cast<int>(blockDim.x) / 32;
-  const int set_warps = min(4, num_warps);
-  const int num_sets = num_warps / set_warps;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int set = warp / set_warps;
-  if (set >= num_sets) return;
   const int32_t segment = lane < 2 * num_warps ? notes[lane].segment : -1;
   const uint32_t same = __match_any_sync(~0u, segment);
   uint32_t leaders = __ballot_sync(~0u, segment >= 0 && __ffs(static_cast<int>(same)) - 1 == lane);
+  const int num_sets = max(min(__popc(leaders), num_warps / 4), 1);
+  const int set_warps = num_warps / num_sets;
+  const int set = warp / set_warps;
+  if (set >= num_sets) return;
   for (int index = 0; leaders != 0; ++index, leaders &= leaders - 1) {
     const int first = __ffs(static_cast<int>(leaders)) - 1;
     const uint32_t entries = __shfl_sync(~0u, same, first);
     if (index % num_sets != set) continue;
     const bool begins = notes[first].begins != 0;
     const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends != 0;
-    merge_entries<Shape>(call, notes[first], entries, begins && ends, choose_slot(begins), memory,
+    merge_entries<Shape>(call, notes[first], first, __popc(entries), begins && ends,
+                         choose_slot(begins), memory,
                          static_cast<int>(threadIdx.x) - set * set_warps * 32, set_warps * 32);
   }
 }
@@ -221,7 +244,6 @@ __device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
 template <typename Shape>
 __device__ void merge_slots(const DecodeCall& call, const MergeJob& job) {
   constexpr int kFours = Shape::kDim / 4;
-  constexpr int kAtOnce = 6;
   const auto threads = static_cast<int>(blockDim.x);
   for (auto i = static_cast<int32_t>(threadIdx.x); i < job.num_slots; i += threads)
     wait_for_slot(call, job.slot(i));
@@ -235,33 +257,14 @@ __device__ void merge_slots(const DecodeCall& call, const MergeJob& job) {
     const ColumnPlace place = place_of(call, job.note.first_row, job.note.num_pairs,
                                        job.note.kv_head, job.note.first_pair + column);
     if (!place.is_there) continue;
-    MergedSums merged;
-    float max = kLowestMax;
-    for (int32_t first = 0; first < job.num_slots; first += kAtOnce) {
-      float2 states[kAtOnce];
-      float4 sums[kAtOnce];
-      float highest = max;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        states[i] = {kLowestMax, 0.0f};
-        sums[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (first + i < job.num_slots) {
-          const int64_t at = job.slot(first + i) * Shape::kColumns + column;
-          states[i] = __ldcg(call.space.states + at);
-          sums[i] = __ldcg(reinterpret_cast<const float4*>(call.space.sums) + at * kFours + four);
-        }
-        highest = fmaxf(highest, states[i].x);
-      }
-      const MergedSums before = merged;
-      merged = {};
-      merged.add(exp2_fast(max - highest), before.sums, before.total);
-      max = highest;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        merged.add(exp2_fast(states[i].x - max), sums[i], states[i].y);
-    }
+    const MergedSums merged =
+        merge_parts<6>(job.num_slots, [&](int32_t i, float2& state, float4& sums) {
+          const int64_t at = job.slot(i) * Shape::kColumns + column;
+          state = __ldcg(call.space.states + at);
+          sums = __ldcg(reinterpret_cast<const float4*>(call.space.sums) + at * kFours + four);
+        });
     const float factor =
-        finish_column<typename Shape::Format>(call, place, max, merged.total, four == 0);
+        finish_column<typename Shape::Format>(call, place, merged.max, merged.total, four == 0);
     store_four(call, place, 4 * four, merged.sums, factor);
   }
 }

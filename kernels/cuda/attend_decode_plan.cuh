@@ -12,26 +12,31 @@
 
 namespace larder::kernels::cuda {
 
+// Of numbers that are not negative, which is shorter.
+__device__ inline int32_t divide(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+}
+
 // Even stretches of `total` units for `parts`: the first ones have one more.
 struct EvenSplit {
   int32_t each;
   int32_t more;
 
   __device__ EvenSplit(int32_t total, int32_t parts)
-      : each(total / parts), more(total - each * parts) {}
+      : each(divide(total, parts)), more(total - each * parts) {}
   __device__ int32_t begin(int32_t part) const { return part * each + min(part, more); }
   __device__ int32_t part_of(int32_t unit) const {
     const int32_t cut = more * (each + 1);
-    return unit < cut ? unit / (each + 1) : more + (unit - cut) / max(each, 1);
+    return unit < cut ? divide(unit, each + 1) : more + divide(unit - cut, max(each, 1));
   }
 };
 
 // Least tiles of the pieces of a segment of `tiles`, and their number.
-__device__ inline int32_t tiles_of_piece(const DecodeCall& call, int32_t tiles) {
-  return max(call.piece_tiles, (tiles + call.max_pieces - 1) / call.max_pieces);
+__device__ __noinline__ inline int32_t tiles_of_piece(const DecodeCall& call, int32_t tiles) {
+  return max(call.piece_tiles, divide(tiles + call.max_pieces - 1, call.max_pieces));
 }
-__device__ inline int32_t pieces_of(int32_t tiles, int32_t piece_tiles) {
-  return (tiles + piece_tiles - 1) / piece_tiles;
+__device__ __noinline__ inline int32_t pieces_of(int32_t tiles, int32_t piece_tiles) {
+  return divide(tiles + piece_tiles - 1, piece_tiles);
 }
 // Tiles, or pieces, of a sequence: below 2^31, since its rows are no more than q's and its keys no
 // more than a row of the block table holds, for which the host has counted the tiles.
@@ -68,161 +73,201 @@ __device__ inline CtaPlan split_units(const DecodeCall& call, int32_t total) {
   return plan;
 }
 
-// `units` from the beginning of the walk's sequence, where a segment has `per_segment` of them.
-// Returns the rest within the segment.
-__device__ inline int32_t find_segment(int32_t units, int32_t per_segment, Walk& walk) {
-  const int32_t segment = units / per_segment;
-  walk.head = walk.plan.column_tiles == 1 ? segment : segment / walk.plan.column_tiles;
-  walk.column_tile = segment - walk.head * walk.plan.column_tiles;
-  return units - segment * per_segment;
-}
+// Two sums, which stay at 2^31 - 1 once they would pass it: that many rows or units are of wrong
+// lengths.
+struct Figures {
+  uint32_t rows;
+  uint32_t units;
 
-struct StartNote {
-  Walk walk;       // of the sequence; with the first warp that begins in it
-  int32_t source;  // that warp
-  int32_t units;   // from the sequence's first on
+  __device__ Figures operator+(const Figures& other) const {
+    constexpr uint32_t kMost = 0x7FFFFFFFu;
+    return {min(rows + other.rows, kMost), min(units + other.units, kMost)};
+  }
+};
+
+// Of a sequence of the round that is planned.
+struct alignas(16) SequenceNote {
+  Figures before;  // in the sequences of its warp that come before it
+  Lengths lengths;
 };
 
 struct PlanShared {
-  StartNote starts[kMaxDecodeWarps + 1];
-  uint64_t warp_sums[kMaxDecodeWarps];
+  SequenceNote sequences[32 * kMaxDecodeWarps];
+  Figures warps[kMaxDecodeWarps];
 };
 
-// Notes the warps that begin in [first, first + units) of the sequence of `walk`, and where the
-// stretch after the last one's does; with pieces, the CTA alone. By the thread that has planned the
-// sequence, which leaves the walk with the first of them.
-__device__ inline void note_starts(const DecodeCall& call, const CtaPlan& cta, const Walk& walk,
-                                   int32_t first, int32_t units, PlanShared& shared) {
-  if (first > cta.begin + cta.count || first + units <= cta.begin) return;
-  const bool is_pieces = call.piece_tiles > 0;
-  const EvenSplit split(cta.count, is_pieces ? 1 : cta.num_warps);
-  const int32_t num_starts = is_pieces ? 1 : cta.num_warps + 1;
-  int32_t source = -1;
-#pragma unroll 1
-  for (int32_t warp = 0; warp < num_starts; ++warp) {
-    const int32_t begin = cta.begin + split.begin(warp);
-    if (begin >= first && begin < first + units) {
-      if (source < 0) {
-        source = warp;
-        shared.starts[warp].walk = walk;
-      }
-      shared.starts[warp].source = source;
-      shared.starts[warp].units = begin - first;
-    }
+__device__ inline Figures shuffle(const Figures& value, int lane) {
+  return {__shfl_sync(~0u, value.rows, lane), __shfl_sync(~0u, value.units, lane)};
+}
+// The sum over lanes 0 to this one and, in `before`, over those before this one.
+__device__ inline Figures running_sum(Figures value, Figures& before) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const Figures other = {__shfl_up_sync(~0u, value.rows, step),
+                           __shfl_up_sync(~0u, value.units, step)};
+    if (lane >= step) value = value + other;
   }
+  before = {__shfl_up_sync(~0u, value.rows, 1), __shfl_up_sync(~0u, value.units, 1)};
+  if (lane == 0) before = {0, 0};
+  return value;
 }
 
-// What a warp begins with, by one of its lanes; with pieces, what the CTA begins with. Warps of
-// many tiles begin at whole steps of their segments: where they end is what the next one begins
-// with.
-template <int kColumns, int kStepTiles>
-__device__ inline void begin_warp(const DecodeCall& call, const CtaPlan& cta, int32_t warp,
-                                  const PlanShared& shared, WarpPlaces& places) {
-  const bool is_pieces = call.piece_tiles > 0;
+// A sequence, and a unit within it.
+struct UnitPlace {
+  int32_t sequence;
+  int32_t first_row;
+  int32_t unit;
+  Lengths lengths;
+};
+
+// What a stretch begins with.
+struct StretchPlace {
+  Walk walk;
+  int32_t from;  // a tile of the walk's segment, or a piece
+  int32_t unit;  // in the row of all
+};
+
+// A lane's place: where its warp begins (lane 0 of four), where the next one does (1), where the
+// CTA begins (2) and where the next one does (3). With pieces, all lanes have the CTA's begin.
+__device__ inline int32_t wanted_unit(const DecodeCall& call, const CtaPlan& cta) {
+  if (call.piece_tiles > 0) return cta.begin;
+  const int which = static_cast<int>(threadIdx.x) % 4;
+  const int32_t warp = min(static_cast<int32_t>(threadIdx.x) / 32, cta.num_warps - 1);
   const EvenSplit split(cta.count, cta.num_warps);
-  places.unit = cta.begin + split.begin(warp);
-  if (places.unit >= cta.total) return;  // the end of all
-  const StartNote& start = shared.starts[warp];
-  Walk& walk = places.products;
-  walk = shared.starts[start.source].walk;
+  if (which >= 2) return cta.begin + (which == 2 ? 0 : cta.count);
+  return cta.begin + split.begin(warp + which);
+}
+
+// The place of a unit. Stretches of many tiles begin at whole steps of their segments.
+template <int kColumns, int kStepTiles>
+__device__ inline void place_stretch(const DecodeCall& call, const CtaPlan& cta, int32_t unit,
+                                     const UnitPlace& at, StretchPlace& place) {
+  place.unit = unit;
+  place.from = 0;
+  if (unit >= cta.total) return;  // the end of all
+  Walk& walk = place.walk;
+  walk.sequence = at.sequence;
+  walk.first_row = at.first_row;
+  walk.plan =
+      plan_sequence<kColumns>(call, at.sequence, at.lengths, call.num_rows - at.first_row, false);
   int32_t per_segment = walk.plan.tiles;
-  if (is_pieces) per_segment = pieces_of(per_segment, tiles_of_piece(call, per_segment));
-  places.from = find_segment(start.units, per_segment, walk);
+  if (call.piece_tiles > 0) per_segment = pieces_of(per_segment, tiles_of_piece(call, per_segment));
+  const int32_t segment = divide(at.unit, per_segment);
+  place.from = at.unit - segment * per_segment;
+  walk.head = walk.plan.column_tiles == 1 ? segment : divide(segment, walk.plan.column_tiles);
+  walk.column_tile = segment - walk.head * walk.plan.column_tiles;
   if (cta.is_in_steps) {
-    const int32_t over = places.from % kStepTiles;
-    places.from -= over;
-    places.unit -= over;
+    const int32_t over = place.from % kStepTiles;
+    place.from -= over;
+    place.unit -= over;
   }
   view_segment<kColumns>(call, walk);
 }
 
-// Two figures below 2^31, and their sums, which stay at 2^31 - 1 once they would pass it: that
-// many rows or units are of wrong lengths.
-__device__ inline uint64_t pack_figures(int32_t rows, int32_t units) {
-  return uint64_t{static_cast<uint32_t>(rows)} << 32 | static_cast<uint32_t>(units);
-}
-__device__ inline uint64_t add_figures(uint64_t a, uint64_t b) {
-  constexpr uint32_t kMost = 0x7FFFFFFFu;
-  const uint64_t sum = a + b;  // nothing is carried from one half to the other
-  return uint64_t{min(static_cast<uint32_t>(sum >> 32), kMost)} << 32 |
-         min(static_cast<uint32_t>(sum), kMost);
-}
+// A round of plan_cta, a sequence per thread. All threads call it; `before` are the rounds before.
+struct PlanRound {
+  int32_t first;  // sequence
+  int32_t count;  // of them
+  Figures before;
+  Figures warps_before;  // of the warp whose number is the lane's, within the round
+  Figures total;         // of all rounds up to this one
 
-// Sum of two figures over the threads before this one and, in `total`, over all.
-__device__ inline uint64_t running_sum(uint64_t value, PlanShared& shared, uint64_t& total) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint64_t other = __shfl_up_sync(~0u, value, step);
-    if (lane >= step) value = add_figures(value, other);
+  template <int kColumns>
+  __device__ void sum_up(const DecodeCall& call, bool reports, PlanShared& shared) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const auto me = static_cast<int32_t>(threadIdx.x);
+    SequencePlan plan = {};
+    Lengths lengths = {0, 0};
+    if (me < count) {
+      lengths = lengths_of(call, first + me);
+      plan = plan_sequence<kColumns>(call, first + me, lengths, call.num_rows, reports);
+    }
+#pragma unroll 1
+    for (bool is_cut = false;; is_cut = true) {
+      Figures in_warp;
+      const Figures sum = running_sum(
+          {static_cast<uint32_t>(plan.q_len), static_cast<uint32_t>(units_of(call, plan))},
+          in_warp);
+      shared.sequences[me] = {in_warp, lengths};
+      if (lane == 31) shared.warps[warp] = sum;
+      __syncthreads();
+      Figures of_warp = {0, 0};
+      if (lane < static_cast<int>(blockDim.x / 32)) of_warp = shared.warps[lane];
+      total = before + shuffle(running_sum(of_warp, warps_before), 31);
+      if (is_cut || total.rows <= static_cast<uint32_t>(call.num_rows)) return;
+      // More q_lens than rows: those past the last row are left out, so that there are no more
+      // units than the host has counted.
+      const auto first_row =
+          static_cast<int32_t>((before + shuffle(warps_before, warp) + in_warp).rows);
+      const int32_t left = max(call.num_rows - first_row, 0);
+      if (reports && first_row <= call.num_rows && plan.q_len > left)
+        report_wrong(call, plan.q_len);
+      take_rows<kColumns>(call, left, plan);
+      __syncthreads();
+    }
   }
-  __syncthreads();  // the last round's sums have been read
-  if (lane == 31) shared.warp_sums[warp] = value;
-  const uint64_t in_warp = __shfl_up_sync(~0u, value, 1);
-  __syncthreads();
-  uint64_t sum = lane == 0 ? total : add_figures(total, in_warp);
-#pragma unroll
-  for (int other = 0; other < kMaxDecodeWarps; ++other) {
-    if (other >= static_cast<int>(blockDim.x / 32)) break;
-    const uint64_t of_warp = shared.warp_sums[other];
-    if (other < warp) sum = add_figures(sum, of_warp);
-    total = add_figures(total, of_warp);
+
+  // The sequence of the round that has the unit, where one has. All lanes call it.
+  __device__ void find(int32_t unit, const PlanShared& shared, UnitPlace& place) const {
+    int32_t index = 0;
+    Figures sum = before;
+#pragma unroll 1
+    for (int32_t step = count > 1 ? 1 << (31 - __clz(count - 1)) : 0; step > 0; step /= 2) {
+      const int32_t next = min(index + step, count - 1);
+      const Figures at = before + shuffle(warps_before, next / 32) + shared.sequences[next].before;
+      if (at.units > static_cast<uint32_t>(unit)) continue;
+      index = next;
+      sum = at;
+    }
+    if (static_cast<uint32_t>(unit) < before.units || static_cast<uint32_t>(unit) >= total.units)
+      return;
+    place = {first + index, static_cast<int32_t>(sum.rows), unit - static_cast<int32_t>(sum.units),
+             shared.sequences[index].lengths};
   }
-  return sum;
-}
+};
 
 // By all threads of the CTA, a sequence each and round: first the sums over all, then, knowing
-// them, where the CTA's warps begin. One round does both. Where there are more q_lens than rows,
-// those past the last row are left out and the units summed up again, so that there are no more of
-// them than the host has counted.
-template <int kColumns>
-__device__ CtaPlan plan_cta(const DecodeCall& call, PlanShared& shared) {
+// them, where the CTA's warps begin. One round does both. `place` is the lane's.
+template <int kColumns, int kStepTiles>
+__device__ inline CtaPlan plan_cta(const DecodeCall& call, PlanShared& shared,
+                                   StretchPlace& place) {
   const auto threads = static_cast<int32_t>(blockDim.x);
   CtaPlan cta = {};
+  int32_t unit = 0;
+  UnitPlace at = {};
 #pragma unroll 1
   for (int pass = call.num_seqs <= threads ? 1 : 0; pass < 2; ++pass) {
-    uint64_t total = 0;  // q_lens above units
-    Walk rest = {};
-    int32_t rest_units = 0;
+    PlanRound round = {};
 #pragma unroll 1
-    for (int32_t round = 0; round == 0 || round < call.num_seqs; round += threads) {
-      Walk walk = {};
-      walk.sequence = round + static_cast<int32_t>(threadIdx.x);
-      const bool reports = pass == 1 && blockIdx.x == 0;
-      if (walk.sequence < call.num_seqs)
-        walk.plan = plan_sequence<kColumns>(call, walk.sequence, call.num_rows, reports);
-      const uint64_t before = total;
-      int32_t units = 0;
-      uint64_t first = 0;
-#pragma unroll 1
-      for (bool is_cut = false;; is_cut = true) {
-        units = units_of(call, walk.plan);
-        total = before;
-        first = running_sum(pack_figures(walk.plan.q_len, units), shared, total);
-        walk.first_row = static_cast<int32_t>(first >> 32);
-        if (is_cut || static_cast<int32_t>(total >> 32) <= call.num_rows) break;
-        const int32_t left = max(call.num_rows - walk.first_row, 0);
-        if (reports && walk.first_row <= call.num_rows && walk.plan.q_len > left)
-          call.use.report(walk.plan.q_len);
-        take_rows<kColumns>(call, left, walk.plan);
+    for (;; round.first += threads) {
+      round.count = min(call.num_seqs - round.first, threads);
+      round.sum_up<kColumns>(call, pass == 1 && blockIdx.x == 0, shared);
+      const bool is_last = call.num_seqs - round.first <= threads;
+      // Of rows that no sequence covers.
+      const auto first_row = static_cast<int32_t>(round.total.rows);
+      const int32_t rows = max(call.num_rows - first_row, 0);
+      const int32_t column_tiles = (rows * call.group + kColumns - 1) / kColumns;
+      if (is_last && (pass == 0 || call.num_seqs <= threads)) {
+        cta = split_units(
+            call, static_cast<int32_t>(round.total.units) + column_tiles * call.num_kv_heads);
+        if (cta.count == 0) return cta;
+        unit = wanted_unit(call, cta);
       }
-      if (round + threads >= call.num_seqs) {
-        rest.first_row = static_cast<int32_t>(total >> 32);
-        rest.sequence = call.num_seqs;
-        rest.plan.q_len = rest.plan.rows = max(call.num_rows - rest.first_row, 0);
-        rest.plan.column_tiles = (rest.plan.rows * call.group + kColumns - 1) / kColumns;
-        rest.plan.tiles = rest.plan.rows > 0 ? 1 : 0;
-        rest_units = rest.plan.column_tiles * call.num_kv_heads;
-        if (pass == 0 || round == 0)
-          cta = split_units(call, static_cast<int32_t>(total) + rest_units);
+      if (pass == 1) round.find(unit, shared, at);
+      if (is_last) {
+        if (static_cast<uint32_t>(unit) >= round.total.units)
+          at = {
+              call.num_seqs, first_row, unit - static_cast<int32_t>(round.total.units), {rows, 0}};
+        break;
       }
-      if (pass == 1) note_starts(call, cta, walk, static_cast<int32_t>(first), units, shared);
+      round.before = round.total;
+      __syncthreads();
     }
-    if (pass == 1 && rest_units > 0 && threadIdx.x == 0)
-      note_starts(call, cta, rest, static_cast<int32_t>(total), rest_units, shared);
+    if (pass == 0) __syncthreads();
   }
-  __syncthreads();
+  place_stretch<kColumns, kStepTiles>(call, cta, unit, at, place);
   return cta;
 }
 

@@ -101,42 +101,78 @@ __device__ constexpr int query_dim(int i, int c) {
   return (4 * (i / kChunkDims) + c) * kChunkDims + i % kChunkDims;
 }
 
-// Of the walk's columns, by the whole warp; notes what they see, too.
+// A lane's share of the queries as they are stored: of column g of each column tile.
 template <typename Shape>
-__device__ inline void load_queries(const DecodeCall& call, const Walk& walk,
-                                    Queries<Shape>& queries, ColumnFactors<Shape>& factors,
-                                    ColumnNote* columns) {
+struct QueryRows {
+  uint4 eights[Shape::kColumnTiles][Shape::kDim / 32];
+  int32_t row[Shape::kColumnTiles];  // of the sequence
+  bool is_there[Shape::kColumnTiles];
+};
+
+// A column's elements, and whether it is there; `pair` is its number in the sequence.
+__device__ inline const uint16_t* find_query(const DecodeCall& call, const Walk& walk, int32_t pair,
+                                             int32_t& row, bool& is_there) {
+  row = row_of(call, pair);
+  const int32_t head = walk.head * call.group + pair - row * call.group;
+  is_there = row < walk.plan.rows && walk.first_row + row < call.num_rows;
+  return static_cast<const uint16_t*>(call.q) + int64_t{walk.first_row + row} * call.q_row_stride +
+         head * call.q_head_stride;
+}
+
+template <typename Shape>
+__device__ inline void fetch_queries(const DecodeCall& call, const Walk& walk,
+                                     QueryRows<Shape>& rows) {
+  using Format = typename Shape::Format;
+#pragma unroll
+  for (int tile = 0; tile < Shape::kColumnTiles; ++tile) {
+    const int32_t pair = walk.column_tile * Shape::kColumns + 8 * tile + lane_row();
+    const uint16_t* from = find_query(call, walk, pair, rows.row[tile], rows.is_there[tile]);
+#pragma unroll
+    for (int eight = 0; eight < Shape::kDim / 32; ++eight) {
+      rows.eights[tile][eight] = {0, 0, 0, 0};
+      if (rows.is_there[tile])
+        rows.eights[tile][eight] = __ldg(
+            reinterpret_cast<const uint4*>(from + query_dim<Format>(8 * eight, lane_column())));
+    }
+  }
+}
+
+// Of a segment that is served soon; a lane brings a line of 128 bytes near.
+template <typename Shape>
+__device__ inline void prefetch_queries(const DecodeCall& call, const Walk& walk) {
+  constexpr int kLines = Shape::kDim / 64;  // of a column
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int32_t row = 0;
+  bool is_there = false;
+  const uint16_t* from =
+      find_query(call, walk, walk.column_tile * Shape::kColumns + lane / kLines, row, is_there);
+  if (is_there && lane < Shape::kColumns * kLines)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + lane % kLines * 64));
+}
+
+// To fragments, by the whole warp; notes what the columns see, too.
+template <typename Shape>
+__device__ inline void place_queries(const DecodeCall& call, const Walk& walk,
+                                     const QueryRows<Shape>& rows, Queries<Shape>& queries,
+                                     ColumnFactors<Shape>& factors, ColumnNote* columns) {
   using Format = typename Shape::Format;
   constexpr int kEights = Shape::kDim / 32;
   const int g = lane_row();
   const int c = lane_column();
 #pragma unroll
   for (int tile = 0; tile < Shape::kColumnTiles; ++tile) {
-    const int32_t pair = walk.column_tile * Shape::kColumns + 8 * tile + g;
-    const int32_t row = row_of(call, pair);
-    const int32_t head = walk.head * call.group + pair - row * call.group;
-    const bool is_there = row < walk.plan.rows && walk.first_row + row < call.num_rows;
-    const uint16_t* from = static_cast<const uint16_t*>(call.q) +
-                           int64_t{walk.first_row + row} * call.q_row_stride +
-                           head * call.q_head_stride;
-    uint4 loaded[kEights] = {};
-    if (is_there)
-#pragma unroll
-      for (int eight = 0; eight < kEights; ++eight)
-        loaded[eight] =
-            __ldg(reinterpret_cast<const uint4*>(from + query_dim<Format>(8 * eight, c)));
-    ColumnNote note = {0, 0, row, 0.0f};
-    if (is_there) {
-      note.begin = visible_begin(call, walk.plan, row);
-      note.end = visible_end(call, walk.plan, row);
+    ColumnNote note = {0, 0, rows.row[tile], 0.0f};
+    if (rows.is_there[tile]) {
+      note.begin = visible_begin(call, walk.plan, note.row);
+      note.end = visible_end(call, walk.plan, note.row);
     }
     float values[Shape::kDim / 4];
 #pragma unroll
     for (int eight = 0; eight < kEights; ++eight) {
       if (call.is_q_bf16)
-        to_floats<true>(loaded[eight], values + 8 * eight);
+        to_floats<true>(rows.eights[tile][eight], values + 8 * eight);
       else
-        to_floats<false>(loaded[eight], values + 8 * eight);
+        to_floats<false>(rows.eights[tile][eight], values + 8 * eight);
     }
     if (call.key_offset != nullptr) {
       float product = 0.0f;

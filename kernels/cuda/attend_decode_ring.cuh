@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attend_decode_plan.cuh"
-#include "kernels/cuda/attend_decode_rows.cuh"
+#include "kernels/cuda/attend_decode_queries.cuh"
 
 namespace larder::kernels::cuda {
 
@@ -32,13 +32,20 @@ class Ring {
   using Format = typename Shape::Format;
   static constexpr int kStepTiles = Format::kStepTiles;
 
-  // From where `place` says on, across segments: it lies in shared memory and is the ring's. The
-  // first two halves are for the caller to issue.
+  // From where `place` says on, across segments: it lies in shared memory and is the ring's.
   __device__ Ring(const DecodeCall& call, LoadPlace& place, uint8_t* memory)
       : call_(call),
         place_(place),
         memory_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))) {
     begin_segment();
+  }
+
+  // Begins to load the first step, once.
+  __device__ void fill() {
+    issue<0>();
+    next();
+    issue<1>();
+    next();
   }
 
   // Byte offset of the half that is used next, once it is there; two halves after it, which is the
@@ -64,8 +71,11 @@ class Ring {
         copy_async(to + kStepTiles * Format::kTileBytes + lane() * 16,
                    block + (call_.layer.scale_offset_bytes[kSide] + scale_at_));
     }
-    if constexpr (kSide == 1) tile_ += kStepTiles;
     commit_copies();
+    if constexpr (kSide == 1) {
+      tile_ += kStepTiles;
+      if (tile_ >= place_.end && place_.left > 0) go_on();
+    }
   }
 
  private:
@@ -76,11 +86,17 @@ class Ring {
 
   static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
+  // Its first block ids are on their way when find_tiles wants them.
   __device__ void begin_segment() {
     tile_ = place_.tile;
-    ids_from_ = tile_ >> call_.layer.block_shift;
-    next_ids_ = load_ids(ids_from_);
-    take_ids();
+    const int32_t first = tile_ >> call_.layer.block_shift;
+    ids_from_ = first - kMovesAt;
+    next_ids_ = load_ids(first);
+  }
+  __device__ void go_on() {
+    enter_next<Shape::kColumns>(call_, place_);
+    begin_segment();
+    prefetch_queries<Shape>(call_, place_.walk);
   }
 
   // Of block `first` + lane of the sequence. Entries past the last block that is wanted are not
@@ -106,11 +122,9 @@ class Ring {
     if (tile_ >= place_.end) {
       loaded_ = 0;
       data_at_ = kNothing;
-      if (place_.left <= 0) return;
-      enter_segment<Shape::kColumns>(call_, place_, 0, true);
-      begin_segment();
-      if (tile_ >= place_.end) return;
-    } else if ((tile_ >> call_.layer.block_shift) - ids_from_ >= kMovesAt) {
+      return;
+    }
+    if ((tile_ >> call_.layer.block_shift) - ids_from_ >= kMovesAt) {
       ids_from_ += kMovesAt;
       take_ids();
     }

@@ -287,16 +287,15 @@ __device__ inline void whole_step(const StepView<Shape>& view, int count, const 
   }
 }
 
-// One of which tokens are missing or hidden from columns. `is_filling`: none at all, it only fills
-// the ring.
+// One of which tokens are missing or hidden from columns.
 template <typename Shape>
-__device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile, bool is_filling,
+__device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile,
                                      const uint8_t* memory, Ring<Shape>& ring,
                                      PieceState<Shape>& state) {
   using Format = typename Shape::Format;
   constexpr int kTiles = Format::kStepTiles;
   constexpr int kScalesAt = kTiles * Format::kTileBytes;
-  const uint32_t loaded = is_filling ? 0 : ring.loaded_tiles();
+  const uint32_t loaded = ring.loaded_tiles();
   ring.wait();
   ring.template issue<0>();
   const uint8_t* keys = memory + ring.slot();
@@ -318,10 +317,9 @@ __device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile, 
   ring.next();
 }
 
-// The tiles of a piece, with the ring's halves as they come. The first call of a stretch begins
-// with a step that only fills the ring.
+// The tiles of a piece, with the ring's halves as they come.
 template <typename Shape>
-__device__ inline void take_steps(const StepView<Shape>& view, const Stretch& seen, bool& is_filled,
+__device__ inline void take_steps(const StepView<Shape>& view, const Stretch& seen,
                                   const uint8_t* memory, Ring<Shape>& ring,
                                   PieceState<Shape>& state) {
   constexpr int kTiles = Shape::Format::kStepTiles;
@@ -330,25 +328,22 @@ __device__ inline void take_steps(const StepView<Shape>& view, const Stretch& se
   int32_t tile = seen.begin;
 #pragma unroll 1
   while (tile < seen.end) {
-    if (is_filled) {
 #pragma unroll 1
-      while (tile >= whole.begin) {
-        const int count = min(seen.end - tile, kTiles);
-        if ((Shape::Format::kHasInfinities || !view.is_long) && count < kTiles) break;
-        if (count <= 0 || tile + count > whole.end ||
-            ring.loaded_tiles() != kAllTiles >> (kTiles - count))
-          break;
-        if (view.call.mask != nullptr &&
-            !is_unmasked<Shape::kColumns>(view.call, view.walk, tile, count * kTileTokens))
-          break;
-        whole_step<Shape>(view, count, memory, ring, state);
-        tile += kTiles;
-      }
-      if (tile >= seen.end) return;
+    while (tile >= whole.begin) {
+      const int count = min(seen.end - tile, kTiles);
+      if ((Shape::Format::kHasInfinities || !view.is_long) && count < kTiles) break;
+      if (count <= 0 || tile + count > whole.end ||
+          ring.loaded_tiles() != kAllTiles >> (kTiles - count))
+        break;
+      if (view.call.mask != nullptr &&
+          !is_unmasked<Shape::kColumns>(view.call, view.walk, tile, count * kTileTokens))
+        break;
+      whole_step<Shape>(view, count, memory, ring, state);
+      tile += kTiles;
     }
-    boundary_step<Shape>(view, tile, !is_filled, memory, ring, state);
-    if (is_filled) tile += kTiles;
-    is_filled = true;
+    if (tile >= seen.end) return;
+    boundary_step<Shape>(view, tile, memory, ring, state);
+    tile += kTiles;
   }
 }
 

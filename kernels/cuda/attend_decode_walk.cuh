@@ -66,25 +66,49 @@ __device__ inline int32_t tiles_of(int32_t tokens) {
   return static_cast<int32_t>((static_cast<uint32_t>(tokens) + kTileTokens - 1) / kTileTokens);
 }
 
-// What is wrong in lengths is reported where `reports`, and cut to what fits.
+// What the caller says of a sequence.
+struct Lengths {
+  int32_t q_len;
+  int32_t seq_len;
+};
+__device__ inline Lengths lengths_of(const DecodeCall& call, int32_t sequence) {
+  return {load_once(call.q_lens + sequence), load_once(call.seq_lens + sequence)};
+}
+
+// Code that few calls need is kept out of line: what a kernel runs once costs it the fetch.
+__device__ __noinline__ inline void report_wrong(const DecodeCall& call, int64_t value) {
+  call.use.report(value);
+}
+
+// A length that is wrong, cut to what fits: keys of this rank, and tokens of all.
+__device__ __noinline__ inline int2 cut_length(const DecodeCall& call, int32_t seq_len,
+                                               bool reports) {
+  if (reports) call.use.report(seq_len);
+  if (seq_len < 0) return {0, 0};
+  return {call.max_tokens, global_key(call, call.max_tokens)};
+}
+
+// Whether the sequence's bits lie within the mask.
+__device__ __noinline__ inline bool has_mask(const DecodeCall& call, int32_t sequence,
+                                             int32_t q_len, int32_t seq_len, bool reports) {
+  const int64_t offset = load_once(call.mask_offsets + sequence);
+  const int64_t needed = (int64_t{q_len} * seq_len + 7) / 8;
+  if (offset >= 0 && offset <= call.mask_bytes && needed <= call.mask_bytes - offset) return true;
+  if (reports) call.use.report(offset);
+  return false;
+}
+
+// What is wrong in lengths is reported where `reports`.
 __device__ inline void plan_keys(const DecodeCall& call, int32_t sequence, bool reports,
                                  SequencePlan& plan) {
-  plan.seq_len = load_once(call.seq_lens + sequence);
   plan.keys = tokens_here(call, max(plan.seq_len, 0));
   if (plan.seq_len < 0 || plan.keys > call.max_tokens) {
-    if (reports) call.use.report(plan.seq_len);
-    plan.seq_len = max(plan.seq_len, 0);
-    if (plan.keys > call.max_tokens) {
-      plan.keys = call.max_tokens;
-      plan.seq_len = global_key(call, call.max_tokens);
-    }
+    const int2 cut = cut_length(call, plan.seq_len, reports);
+    plan.keys = cut.x;
+    plan.seq_len = cut.y;
   }
-  if (call.mask == nullptr) return;
-  const int64_t offset = load_once(call.mask_offsets + sequence);
-  const int64_t needed = (int64_t{plan.q_len} * plan.seq_len + 7) / 8;
-  if (offset >= 0 && offset <= call.mask_bytes && needed <= call.mask_bytes - offset) return;
-  if (reports) call.use.report(offset);
-  plan.keys = 0;
+  if (call.mask != nullptr && !has_mask(call, sequence, plan.q_len, plan.seq_len, reports))
+    plan.keys = 0;
 }
 
 // Gives the sequence its rows, of which q has `left`.
@@ -98,15 +122,15 @@ __device__ inline void take_rows(const DecodeCall& call, int32_t left, SequenceP
 // Of q's rows `left` are not those of sequences before. The sequence `num_seqs` stands for the rows
 // that no sequence covers and that see nothing.
 template <int kColumns>
-__device__ inline SequencePlan plan_sequence(const DecodeCall& call, int32_t sequence, int32_t left,
-                                             bool reports) {
+__device__ inline SequencePlan plan_sequence(const DecodeCall& call, int32_t sequence,
+                                             const Lengths& lengths, int32_t left, bool reports) {
   SequencePlan plan = {};
-  plan.q_len = left;
+  plan.q_len = lengths.q_len;
+  plan.seq_len = lengths.seq_len;
   int32_t begin = 0;
   if (sequence < call.num_seqs) {
-    plan.q_len = load_once(call.q_lens + sequence);
     if (plan.q_len < 0) {
-      if (reports) call.use.report(plan.q_len);
+      if (reports) report_wrong(call, plan.q_len);
       plan.q_len = 0;
     }
     plan_keys(call, sequence, reports, plan);
@@ -152,8 +176,10 @@ __device__ inline void next_segment(const DecodeCall& call, Walk& walk) {
       do {
         walk.first_row += walk.plan.rows;
         ++walk.sequence;
-        walk.plan =
-            plan_sequence<kColumns>(call, walk.sequence, call.num_rows - walk.first_row, false);
+        const int32_t left = call.num_rows - walk.first_row;
+        const Lengths lengths =
+            walk.sequence < call.num_seqs ? lengths_of(call, walk.sequence) : Lengths{left, 0};
+        walk.plan = plan_sequence<kColumns>(call, walk.sequence, lengths, left, false);
       } while (walk.plan.tiles == 0 && walk.sequence < call.num_seqs);
     }
   }
@@ -184,28 +210,45 @@ struct WarpPlaces {
   int32_t unit;
 };
 
-// The tiles from `from` (relative) on that are wanted of the walk's segment and seen, or, where
-// there are none, of the next one that has some. tile == end: no segment has. By a warp; apart from
-// the code around it, which is run a thousand times as often.
+// The tiles from `from` (relative) on that are wanted of the walk's segment and seen. Whether there
+// are some, or no more are wanted.
+__device__ inline bool enter_here(const DecodeCall& call, int32_t from, LoadPlace& place) {
+  const Walk& walk = place.walk;
+  const int32_t first = walk.plan.begin + from;
+  const int32_t count = min(walk.plan.tiles - from, place.left);
+  place.left -= count;
+  place.tile = max(first, walk.seen.begin);
+  place.end = max(min(first + count, walk.seen.end), place.tile);
+  place.table = call.block_table + walk.sequence * call.block_table_stride;
+  place.data_offset = static_cast<uint32_t>(walk.head) * call.layer.head_bytes;
+  place.scale_offset = static_cast<uint32_t>(walk.head) * call.layer.head_scale_bytes;
+  return place.tile < place.end || place.left <= 0;
+}
+// To the next segment of which tiles are wanted and seen. tile == end: there is none. By a warp;
+// apart from the code around it, which is run a thousand times as often.
 template <int kColumns>
-__device__ __noinline__ void enter_segment(const DecodeCall& call, LoadPlace& place, int32_t from,
-                                           bool is_next) {
+__device__ __noinline__ void enter_next(const DecodeCall& call, LoadPlace& place) {
   if (threadIdx.x % 32 == 0) {
-    Walk& walk = place.walk;
-    for (;; from = 0, is_next = true) {
-      if (is_next) next_segment<kColumns>(call, walk);
-      const int32_t first = walk.plan.begin + from;
-      const int32_t count = min(walk.plan.tiles - from, place.left);
-      place.left -= count;
-      place.tile = max(first, walk.seen.begin);
-      place.end = max(min(first + count, walk.seen.end), place.tile);
-      if (place.tile < place.end || place.left <= 0) break;
-    }
-    place.table = call.block_table + walk.sequence * call.block_table_stride;
-    place.data_offset = static_cast<uint32_t>(walk.head) * call.layer.head_bytes;
-    place.scale_offset = static_cast<uint32_t>(walk.head) * call.layer.head_scale_bytes;
+    do {
+      next_segment<kColumns>(call, place.walk);
+    } while (!enter_here(call, 0, place));
   }
   __syncwarp();
+}
+// `tiles` from tile `from` of the walk's segment on.
+template <int kColumns>
+__device__ inline void enter_first(const DecodeCall& call, const Walk& walk, int32_t from,
+                                   int32_t tiles, LoadPlace& place) {
+  bool is_there = true;
+  if (threadIdx.x % 32 == 0) {
+    place.walk = walk;
+    place.left = tiles;
+    is_there = enter_here(call, from, place);
+  }
+  if (__all_sync(~0u, is_there))
+    __syncwarp();
+  else
+    enter_next<kColumns>(call, place);
 }
 // The same of a walk whose tiles are all wanted.
 template <int kColumns>
