@@ -115,8 +115,8 @@ struct PieceNote {
   int32_t ends;    // or its last
 };
 
-// Of a warp's column: the keys that it sees, as far as causality and the window go, and what its
-// base-2 logits lack where keys are centred.
+// Of a warp's column, in shared memory too: the keys that it sees, as far as causality and the
+// window go, and what its base-2 logits lack where keys are centred.
 struct ColumnNote {
   int32_t begin;
   int32_t end;  // 0: sees nothing, or is none
@@ -124,11 +124,14 @@ struct ColumnNote {
   float shift;
 };
 
-// Of the CTA, in static shared memory.
-struct DecodeShared {
-  PieceNote notes[2 * kMaxDecodeWarps];
-  ColumnNote columns[kMaxDecodeWarps][16];
-};
+// threadIdx.x, read anew: what follows from a value that is read once lives as long as the kernel,
+// in registers that the loop needs, or in local memory, whose first use takes half a microsecond.
+__device__ inline int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  __builtin_assume(index >= 0 && index < 32 * kMaxDecodeWarps);
+  return index;
+}
 
 __device__ inline float exp2_fast(float value) {
   float result;

@@ -61,7 +61,7 @@ __device__ inline void close_piece(const DecodeCall& call, const ColumnNote* col
       for (int lanes = 4; lanes < 32; lanes *= 2)
         state.total[tile][i] += __shfl_xor_sync(~0u, state.total[tile][i], lanes);
       if (call.base2_cap == 0.0f)
-        state.max[tile][i] += columns[8 * tile + 2 * lane_column() + i].shift;
+        state.max[tile][i] += columns[8 * tile + 2 * (thread_index() % 4) + i].shift;
     }
 }
 
@@ -69,36 +69,39 @@ template <typename Shape>
 __device__ void store_segment(const DecodeCall& call, const Walk& walk,
                               const PieceState<Shape>& state) {
   using Format = typename Shape::Format;
+  const int g = thread_index() % 32 / 4;
+  const int c = thread_index() % 4;
 #pragma unroll
   for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int32_t pair = walk.column_tile * Shape::kColumns + 8 * tile + 2 * lane_column() + i;
+      const int32_t pair = walk.column_tile * Shape::kColumns + 8 * tile + 2 * c + i;
       const ColumnPlace place =
           place_of(call, walk.first_row, walk.plan.rows * call.group, walk.head, pair);
       if (!place.is_there) continue;
-      const float factor = finish_column<Format>(call, place, state.max[tile][i],
-                                                 state.total[tile][i], lane_row() == 0);
+      const float factor =
+          finish_column<Format>(call, place, state.max[tile][i], state.total[tile][i], g == 0);
 #pragma unroll
       for (int four = 0; four < Shape::kDim / 32; ++four)
-        store_four(call, place, sum_dim<Format>(four, lane_row()),
-                   four_sums(state.sums, tile, four, i), factor);
+        store_four(call, place, sum_dim<Format>(four, g), four_sums(state.sums, tile, four, i),
+                   factor);
     }
 }
 
 template <typename Shape>
 __device__ void keep_piece(const PieceSlot<Shape>& slot, const PieceState<Shape>& state) {
   using Format = typename Shape::Format;
+  const int g = thread_index() % 32 / 4;
+  const int c = thread_index() % 4;
 #pragma unroll
   for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int column = 8 * tile + 2 * lane_column() + i;
-      if (lane_row() == 0) slot.state(column) = {state.max[tile][i], state.total[tile][i]};
+      const int column = 8 * tile + 2 * c + i;
+      if (g == 0) slot.state(column) = {state.max[tile][i], state.total[tile][i]};
 #pragma unroll
       for (int four = 0; four < Shape::kDim / 32; ++four)
-        slot.at(column, sum_dim<Format>(four, lane_row()) / 4) =
-            four_sums(state.sums, tile, four, i);
+        slot.at(column, sum_dim<Format>(four, g) / 4) = four_sums(state.sums, tile, four, i);
     }
 }
 
@@ -115,64 +118,73 @@ __device__ inline PieceNote note_of(const DecodeCall& call, const Walk& walk, in
           ends};
 }
 
-// Segments that the warp has whole become results; of others, the first and the last of its
-// stretch, the sums stay in shared memory. `meanwhile` is called once, by the warp, when the first
-// loads are on their way.
-template <typename Shape, typename Meanwhile>
-__device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, DecodeShared& shared,
-                                    WarpPlaces& places, const Meanwhile& meanwhile) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  uint8_t* ring_memory = memory + warp * Shape::kRingBytes;
-  ColumnNote* columns = shared.columns[warp];
+// A piece becomes a result if it is a whole segment. Of other segments, the first and the last of
+// the warp's stretch, the sums stay in shared memory. Whether the warp has more to take, from the
+// segment's first tile on.
+template <typename Shape>
+__device__ inline bool end_piece(const DecodeCall& call, uint8_t* memory, PieceNote* notes,
+                                 WarpPlaces* all_places, PieceState<Shape>& state) {
+  const int warp = thread_index() / 32;
+  WarpPlaces& places = all_places[warp];
   const Walk& walk = places.products;
-  const int32_t tiles = places.tiles;
-  int32_t from = places.from;
-  enter_first<Shape::kColumns>(call, walk, from, tiles, places.loads);
+  const bool begins = places.from == 0;
+  if (call.prefix.tokens != nullptr && begins && walk.sequence < call.num_seqs &&
+      call.prefix.tokens[walk.sequence] > 0)
+    add_prefix<Shape>(call, walk, state);
+  close_piece<Shape>(call, places.columns, state);
+  const int32_t done = places.done;
+  const int32_t count = min(walk.plan.tiles - places.from, places.tiles - done);
+  const bool ends = places.from + count == walk.plan.tiles;
+  if (begins && ends) {
+    store_segment<Shape>(call, walk, state);
+  } else {
+    const int which = done == 0 ? 0 : 1;
+    if (which == 1) wait_for_copies<0>();
+    keep_piece(slot_of<Shape>(memory, warp, which), state);
+    if (thread_index() % 32 == 0)
+      notes[2 * warp + which] =
+          note_of<Shape::kColumns>(call, walk, places.unit + done - places.from, begins, ends);
+  }
+  if (done + count == places.tiles) return false;
+  __syncwarp();
+  if (thread_index() % 32 == 0) {
+    places.done = done + count;
+    places.from = 0;
+  }
+  walk_on<Shape::kColumns>(call, places.products);
+  return true;
+}
+
+// What the places of the warp say. `meanwhile` is called once, by the warp, when the first loads
+// are on their way.
+template <typename Shape, typename Meanwhile>
+__device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, PieceNote* notes,
+                                    WarpPlaces* all_places, const Meanwhile& meanwhile) {
+  const int warp = thread_index() / 32;
+  WarpPlaces& places = all_places[warp];
+  const Walk& walk = places.products;
+  uint8_t* ring_memory = memory + warp * Shape::kRingBytes;
+  enter_first<Shape::kColumns>(call, walk, places.from, places.tiles, places.loads);
   Ring<Shape> ring(call, places.loads, ring_memory);
   const typename Shape::Format::Lane lane_places = Shape::Format::lane(lane_row(), lane_column());
-  int32_t done = 0;
-#pragma unroll 1
-  while (true) {
-    const int32_t count = min(walk.plan.tiles - from, tiles - done);
+  PieceState<Shape> state;
+  do {
     QueryRows<Shape> query_rows;
     fetch_queries<Shape>(call, walk, query_rows);
-    if (done == 0) {
+    if (places.done == 0) {
       ring.fill();
       meanwhile();
     }
     Queries<Shape> queries;
     ColumnFactors<Shape> factors;
-    place_queries<Shape>(call, walk, query_rows, queries, factors, columns);
-    PieceState<Shape> state;
+    place_queries<Shape>(call, walk, query_rows, queries, factors, places.columns);
     state.clear();
-    const StepView<Shape> view = {
-        call, walk, columns, lane_places, queries, factors, tiles >= 2 * Shape::Format::kStepTiles};
-    const int32_t first = walk.plan.begin + from;
-    take_steps<Shape>(view, {max(first, walk.seen.begin), min(first + count, walk.seen.end)},
-                      ring_memory, ring, state);
-    if (call.prefix.tokens != nullptr && from == 0 && walk.sequence < call.num_seqs &&
-        call.prefix.tokens[walk.sequence] > 0)
-      add_prefix<Shape>(call, walk, state);
-    close_piece<Shape>(call, columns, state);
-
-    const bool begins = from == 0;
-    const bool ends = from + count == walk.plan.tiles;
-    if (begins && ends) {
-      store_segment<Shape>(call, walk, state);
-    } else {
-      const int which = done == 0 ? 0 : 1;
-      if (which == 1) wait_for_copies<0>();
-      keep_piece(slot_of<Shape>(memory, warp, which), state);
-      if (lane == 0)
-        shared.notes[2 * warp + which] =
-            note_of<Shape::kColumns>(call, walk, places.unit + done - from, begins, ends);
-    }
-    done += count;
-    from = 0;
-    if (done == tiles) return;
-    walk_on<Shape::kColumns>(call, places.products);
-  }
+    const int32_t first = walk.plan.begin + places.from;
+    const int32_t end = first + min(walk.plan.tiles - places.from, places.tiles - places.done);
+    take_steps<Shape>({call, places, lane_places, queries, factors},
+                      {max(first, walk.seen.begin), min(end, walk.seen.end)}, ring_memory, ring,
+                      state);
+  } while (end_piece<Shape>(call, memory, notes, all_places, state));
 }
 
 // Pieces of a CTA, one after another, all its warps on each.
@@ -203,6 +215,7 @@ __device__ __noinline__ inline void share_piece(const PieceWalk& at, int32_t ind
                         static_cast<int32_t>(blockDim.x / 32));
   const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
   places.products = at.walk;
+  places.done = 0;
   places.from = from + split.begin(warp);
   places.tiles = split.begin(warp + 1) - split.begin(warp);
   places.unit = index + places.from;
@@ -259,41 +272,41 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   constexpr int kStepTiles = Shape::Format::kStepTiles;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ PlanShared plan;
-  __shared__ DecodeShared shared;
+  __shared__ PieceNote notes[2 * kMaxDecodeWarps];
   __shared__ PieceWalk at;
   __shared__ CtaEdges edges;
   __shared__ CtaEnd end;
   __shared__ MergeJob deferred;  // until the CTA has done its own pieces: others are at theirs
   __shared__ WarpPlaces all_places[kMaxDecodeWarps];
   let_next_kernel_start();
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  WarpPlaces& places = all_places[warp];
-  if (threadIdx.x < 2 * kMaxDecodeWarps) shared.notes[threadIdx.x].segment = -1;
-  if (threadIdx.x == 0) deferred.num_slots = 0;
+  if (thread_index() < 2 * kMaxDecodeWarps) notes[thread_index()].segment = -1;
+  if (thread_index() == 0) deferred.num_slots = 0;
   const bool is_pieces = call.piece_tiles > 0;
   wait_for_previous_kernel();
   StretchPlace place;
   const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
   if (planned.count == 0) return;
-  if (is_pieces && threadIdx.x == 0) {
+  const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
+  if (!is_pieces && thread_index() % 32 == 0) {
+    const int warp = thread_index() / 32;
+    WarpPlaces& places = all_places[warp];
+    places.products = place.walk;
+    places.from = place.from;
+    places.unit = place.unit;
+    places.done = 0;
+    places.tiles = warp < planned.num_warps ? next_unit - place.unit : 0;
+  }
+  if (is_pieces && thread_index() == 0) {
     at.walk = place.walk;
     at.enter(call);
     at.piece = place.from;
   }
-  const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
-  if (!is_pieces && lane == 0) {
-    places.products = place.walk;
-    places.from = place.from;
-    places.unit = place.unit;
-    places.tiles = warp < planned.num_warps ? next_unit - place.unit : 0;
-  }
-  if (threadIdx.x == 2) {
+  if (thread_index() == 2) {
     edges.cta = planned;
     edges.first = note_of<Shape::kColumns>(call, place.walk, place.unit - place.from, true, true);
     edges.begin = place.unit;
   }
-  if (threadIdx.x == 3) {
+  if (thread_index() == 3) {
     edges.end = place.unit;
     edges.end_from = place.from;
   }
@@ -302,35 +315,35 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   for (int32_t index = is_pieces ? planned.begin : static_cast<int32_t>(blockIdx.x);; ++index) {
     if (is_pieces) {
       __syncthreads();
-      if (threadIdx.x < 2 * kMaxDecodeWarps) shared.notes[threadIdx.x].segment = -1;
-      if (lane == 0) share_piece(at, index, places);
+      if (thread_index() < 2 * kMaxDecodeWarps) notes[thread_index()].segment = -1;
+      if (thread_index() % 32 == 0) share_piece(at, index, all_places[thread_index() / 32]);
       __syncthreads();
     }
-    if (places.tiles > 0)
-      take_stretch<Shape>(call, memory, shared, places, [&] {
-        if (threadIdx.x != 0) return;
+    if (all_places[thread_index() / 32].tiles > 0)
+      take_stretch<Shape>(call, memory, notes, all_places, [&] {
+        if (thread_index() != 0) return;
         if (is_pieces)
           find_piece_end<Shape::kColumns>(call, at, index, end);
         else
           find_even_end<kStepTiles>(edges, end);
       });
     __syncthreads();
-    merge_cta<Shape>(call, shared.notes, memory,
+    merge_cta<Shape>(call, notes, memory,
                      [&](bool begins) { return is_pieces ? index : 2 * index + (begins ? 1 : 0); });
     __syncthreads();
-    if (threadIdx.x < 2 && end.publishes[threadIdx.x])
-      publish_slot(call, is_pieces ? index : 2 * index + static_cast<int32_t>(threadIdx.x));
+    if (thread_index() < 2 && end.publishes[thread_index()])
+      publish_slot(call, is_pieces ? index : 2 * index + thread_index());
     const CtaPlan& cta = edges.cta;
     const bool is_last = !is_pieces || index + 1 == cta.begin + cta.count;
     if (end.job.num_slots > 0) {
       if (is_last || end.job.first_slot >= cta.begin)
         merge_slots<Shape>(call, end.job);
-      else if (threadIdx.x == 0)
+      else if (thread_index() == 0)
         deferred = end.job;
     }
     if (is_last) break;
     __syncthreads();
-    if (threadIdx.x == 0) at.next<Shape::kColumns>(call);
+    if (thread_index() == 0) at.next<Shape::kColumns>(call);
   }
   __syncthreads();
   if (deferred.num_slots > 0) merge_slots<Shape>(call, deferred);

@@ -184,8 +184,8 @@ template <typename Shape, typename ChooseSlot>
 __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_t* memory,
                           const ChooseSlot& choose_slot) {
   const int num_warps = static_cast<int>(blockDim.x) / 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = thread_index() / 32;
+  const int lane = thread_index() % 32;
   const int32_t segment = lane < 2 * num_warps ? notes[lane].segment : -1;
   const uint32_t same = __match_any_sync(~0u, segment);
   uint32_t leaders = __ballot_sync(~0u, segment >= 0 && __ffs(static_cast<int>(same)) - 1 == lane);
@@ -200,8 +200,8 @@ __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_
     const bool begins = notes[first].begins != 0;
     const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends != 0;
     merge_entries<Shape>(call, notes[first], first, __popc(entries), begins && ends,
-                         choose_slot(begins), memory,
-                         static_cast<int>(threadIdx.x) - set * set_warps * 32, set_warps * 32);
+                         choose_slot(begins), memory, thread_index() - set * set_warps * 32,
+                         set_warps * 32);
   }
 }
 
@@ -245,13 +245,12 @@ template <typename Shape>
 __device__ void merge_slots(const DecodeCall& call, const MergeJob& job) {
   constexpr int kFours = Shape::kDim / 4;
   const auto threads = static_cast<int>(blockDim.x);
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < job.num_slots; i += threads)
+  for (auto i = static_cast<int32_t>(thread_index()); i < job.num_slots; i += threads)
     wait_for_slot(call, job.slot(i));
   __syncthreads();
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < job.num_slots; i += threads)
+  for (auto i = static_cast<int32_t>(thread_index()); i < job.num_slots; i += threads)
     call.space.stamps[job.slot(i)] = 0;
-  for (auto item = static_cast<int>(threadIdx.x); item < Shape::kColumns * kFours;
-       item += threads) {
+  for (auto item = thread_index(); item < Shape::kColumns * kFours; item += threads) {
     const int column = item / kFours;
     const int four = item % kFours;
     const ColumnPlace place = place_of(call, job.note.first_row, job.note.num_pairs,

@@ -61,14 +61,15 @@ class Ring {
   // of one tile.
   template <int kSide>
   __device__ void issue() {
-    if constexpr (kSide == 0) find_tiles();
+    const int lane = Ring::lane();
+    if constexpr (kSide == 0) find_tiles(lane);
     if (data_at_ != kNothing) {
       const uint32_t to =
           memory_ + (used_ == 0 ? 2 * Shape::kHalfBytes : used_ - Shape::kHalfBytes);
       const uint8_t* block = call_.layer.base + uint64_t{block_} * call_.layer.block_stride_bytes;
-      copy_data<kSide>(to, block + (call_.layer.side_offset_bytes[kSide] + data_at_));
+      copy_data<kSide>(lane, to, block + (call_.layer.side_offset_bytes[kSide] + data_at_));
       if constexpr (Format::kTileScaleBytes > 0)
-        copy_async(to + kStepTiles * Format::kTileBytes + lane() * 16,
+        copy_async(to + kStepTiles * Format::kTileBytes + lane * 16,
                    block + (call_.layer.scale_offset_bytes[kSide] + scale_at_));
     }
     commit_copies();
@@ -84,14 +85,14 @@ class Ring {
   static constexpr int kTileLanes = 32 / kStepTiles;
   static constexpr uint32_t kNothing = ~0u;
 
-  static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ int lane() { return thread_index() % 32; }
 
   // Its first block ids are on their way when find_tiles wants them.
   __device__ void begin_segment() {
     tile_ = place_.tile;
     const int32_t first = tile_ >> call_.layer.block_shift;
     ids_from_ = first - kMovesAt;
-    next_ids_ = load_ids(first);
+    next_ids_ = load_ids(first + lane());
   }
   __device__ void go_on() {
     enter_next<Shape::kColumns>(call_, place_);
@@ -99,26 +100,25 @@ class Ring {
     prefetch_queries<Shape>(call_, place_.walk);
   }
 
-  // Of block `first` + lane of the sequence. Entries past the last block that is wanted are not
+  // Of block number `index` of the sequence. Entries past the last block that is wanted are not
   // looked at.
-  __device__ int32_t load_ids(int32_t first) const {
-    const int32_t index = first + lane();
+  __device__ int32_t load_ids(int32_t index) const {
     return index <= (place_.end - 1) >> call_.layer.block_shift ? __ldg(place_.table + index) : 0;
   }
   // The ids that have been loaded become those in use, and the next ones are loaded.
-  __device__ void take_ids() {
+  __device__ void take_ids(int lane) {
     ids_ = next_ids_;
-    const bool is_wanted = ids_from_ + lane() <= (place_.end - 1) >> call_.layer.block_shift;
+    const bool is_wanted = ids_from_ + lane <= (place_.end - 1) >> call_.layer.block_shift;
     bool is_good = ids_ >= 0 && ids_ < call_.layer.num_blocks;
     if (is_wanted && (!is_good || call_.use.rights.words != nullptr))
       is_good = may_read(call_, ids_);
     const uint32_t bad = __ballot_sync(~0u, is_wanted && !is_good);
-    if (lane() == 0) place_.bad_ids = bad;
+    if (lane == 0) place_.bad_ids = bad;
     __syncwarp();
-    next_ids_ = load_ids(ids_from_ + kMovesAt);
+    next_ids_ = load_ids(ids_from_ + kMovesAt + lane);
   }
 
-  __device__ void find_tiles() {
+  __device__ void find_tiles(int lane) {
     if (tile_ >= place_.end) {
       loaded_ = 0;
       data_at_ = kNothing;
@@ -126,16 +126,16 @@ class Ring {
     }
     if ((tile_ >> call_.layer.block_shift) - ids_from_ >= kMovesAt) {
       ids_from_ += kMovesAt;
-      take_ids();
+      take_ids(lane);
     }
     const int32_t last = min(place_.end - tile_, kStepTiles) - 1;
     loaded_ = kAllTiles >> (kStepTiles - 1 - last);
     // Past the last tile that one again, so that a step may be taken as a whole.
-    const int tile = min(lane() / kTileLanes, last);
+    const int tile = min(lane / kTileLanes, last);
     block_ = static_cast<uint32_t>(__shfl_sync(~0u, ids_, id_lane(tile)));
     const uint32_t in_block =
         static_cast<uint32_t>(tile_ + tile) & ((1u << call_.layer.block_shift) - 1);
-    const uint32_t unit = static_cast<uint32_t>(lane() % kTileLanes) * 16;
+    const uint32_t unit = static_cast<uint32_t>(lane % kTileLanes) * 16;
     data_at_ = place_.data_offset + in_block * Format::kTileBytes + unit;
     scale_at_ = place_.scale_offset + in_block * Format::kTileScaleBytes + unit;
     const uint32_t bad = place_.bad_ids;
@@ -151,12 +151,12 @@ class Ring {
   }
 
   template <int kSide>
-  __device__ void copy_data(uint32_t to, const uint8_t* from) {
+  __device__ void copy_data(int lane, uint32_t to, const uint8_t* from) {
     constexpr int kMoves = Format::kTileBytes / 16 / kTileLanes;
-    to += lane() / kTileLanes * Format::kTileBytes;
+    to += lane / kTileLanes * Format::kTileBytes;
 #pragma unroll
     for (int move = 0; move < kMoves; ++move) {
-      const int unit = kTileLanes * move + lane() % kTileLanes;
+      const int unit = kTileLanes * move + lane % kTileLanes;
       const int place = kSide == 0 ? Format::key_unit(unit) : Format::value_unit(unit);
       copy_async(to + place * 16, from + move * kTileLanes * 16);
     }

@@ -88,12 +88,14 @@ __device__ inline float cap_logit(float logit, float cap) {
 template <typename Shape>
 struct StepView {
   const DecodeCall& call;
-  const Walk& walk;
-  const ColumnNote* columns;  // of the warp
+  const WarpPlaces& places;
   const typename Shape::Format::Lane& lane;
   const Queries<Shape>& queries;
   const ColumnFactors<Shape>& factors;
-  bool is_long;  // the warp takes many tiles: steps that are not full are taken as if they were
+
+  __device__ const Walk& walk() const { return places.products; }
+  // The warp takes many tiles: steps that are not full are taken as if they were.
+  __device__ bool is_long() const { return places.tiles >= 2 * Shape::Format::kStepTiles; }
 };
 
 // Applies the soft cap to what scores times their factors are.
@@ -105,7 +107,7 @@ __device__ inline void cap_scores(const StepView<Shape>& view, Scores<Shape>& sc
     for (int i = 0; i < 4; ++i) {
       float& score = scores.at[tile][i];
       const float factor = view.factors.at[tile][i % 2];
-      const float shift = view.columns[8 * tile + 2 * lane_column() + i % 2].shift;
+      const float shift = view.places.columns[8 * tile + 2 * lane_column() + i % 2].shift;
       score = __fdividef(cap_logit(score * factor + shift, view.call.base2_cap), factor);
     }
 }
@@ -118,9 +120,9 @@ __device__ __noinline__ inline bool mask_allows(const DecodeCall& call, const Wa
 }
 template <typename Shape>
 __device__ inline bool sees(const StepView<Shape>& view, int column, int32_t key) {
-  const ColumnNote& note = view.columns[column];
+  const ColumnNote& note = view.places.columns[column];
   return key >= note.begin && key < note.end &&
-         (view.call.mask == nullptr || mask_allows(view.call, view.walk, note.row, key));
+         (view.call.mask == nullptr || mask_allows(view.call, view.walk(), note.row, key));
 }
 
 // Whether the mask lets every column see all `tokens` from the tile on.
@@ -324,19 +326,19 @@ __device__ inline void take_steps(const StepView<Shape>& view, const Stretch& se
                                   PieceState<Shape>& state) {
   constexpr int kTiles = Shape::Format::kStepTiles;
   constexpr uint32_t kAllTiles = (1u << kTiles) - 1;
-  const Stretch whole = view.walk.whole;
+  const Stretch& whole = view.walk().whole;
   int32_t tile = seen.begin;
 #pragma unroll 1
   while (tile < seen.end) {
 #pragma unroll 1
     while (tile >= whole.begin) {
       const int count = min(seen.end - tile, kTiles);
-      if ((Shape::Format::kHasInfinities || !view.is_long) && count < kTiles) break;
+      if ((Shape::Format::kHasInfinities || !view.is_long()) && count < kTiles) break;
       if (count <= 0 || tile + count > whole.end ||
           ring.loaded_tiles() != kAllTiles >> (kTiles - count))
         break;
       if (view.call.mask != nullptr &&
-          !is_unmasked<Shape::kColumns>(view.call, view.walk, tile, count * kTileTokens))
+          !is_unmasked<Shape::kColumns>(view.call, view.walk(), tile, count * kTileTokens))
         break;
       whole_step<Shape>(view, count, memory, ring, state);
       tile += kTiles;

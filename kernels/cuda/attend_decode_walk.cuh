@@ -208,6 +208,8 @@ struct WarpPlaces {
   int32_t from;
   int32_t tiles;
   int32_t unit;
+  int32_t done;            // of the tiles, in segments before
+  ColumnNote columns[16];  // of the segment
 };
 
 // The tiles from `from` (relative) on that are wanted of the walk's segment and seen. Whether there
