@@ -20,8 +20,8 @@ namespace {
 
 // A CTA per multiprocessor, of which no GPU has more. The workspace is laid out for so many.
 constexpr int kMaxCtas = 256;
-// Tiles of a warp below which more warps cost more than they save.
-constexpr int32_t kMinTiles = 1;
+// What it costs a warp to begin a segment, in tiles.
+constexpr int32_t kBeginTiles = 8;
 // Deterministic calls: a CTA takes 4096 tokens at a time, and a sequence has at most 32 pieces.
 constexpr int32_t kPieceTiles = 256;
 constexpr int32_t kMaxPieces = 32;
@@ -103,13 +103,12 @@ struct DecodeLayout {
   int64_t max_tokens = 0;
   int64_t lengths_bytes = 0;  // copies of the three arrays of lengths
   int64_t stamps_bytes = 0;
-  int64_t states_bytes = 0;
-  int64_t sums_bytes = 0;
+  int64_t parts_bytes = 0;
   PrefixLayout prefix;
-  double max_tiles = 0;     // of the call, at most
+  double max_units = 0;     // tiles of the call and what segments cost, at most
   double wanted_bytes = 0;  // of states and sums, in floating point, which does not overflow
 
-  int64_t own_bytes() const { return lengths_bytes + stamps_bytes + states_bytes + sums_bytes; }
+  int64_t own_bytes() const { return lengths_bytes + stamps_bytes + parts_bytes; }
   int64_t total() const { return own_bytes() + prefix.total_bytes; }
 };
 
@@ -132,7 +131,8 @@ DecodeLayout decode_layout(const AttendParams& params) {
       static_cast<double>(num_rows) * static_cast<double>(group) / layout.columns +
       static_cast<double>(params.num_seqs) + 2;
   const int64_t tiles = layout.max_tokens / kTileTokens + 1;
-  layout.max_tiles = column_tiles * geometry.num_kv_heads * static_cast<double>(tiles);
+  layout.max_units =
+      column_tiles * geometry.num_kv_heads * static_cast<double>(tiles + kBeginTiles);
   double slots = 2 * kMaxCtas;
   if (params.deterministic || params.num_splits > 0) {
     const bool is_given = params.num_splits > 0;
@@ -147,8 +147,7 @@ DecodeLayout decode_layout(const AttendParams& params) {
   if (layout.wanted_bytes > kMaxWorkspaceBytes) return layout;
   layout.lengths_bytes = round_up(params.num_seqs * 16);
   layout.stamps_bytes = round_up(static_cast<int64_t>(slots) * 8);
-  layout.states_bytes = round_up(static_cast<int64_t>(columns) * 8);
-  layout.sums_bytes = round_up(static_cast<int64_t>(columns) * 4 * geometry.v_dim);
+  layout.parts_bytes = round_up(static_cast<int64_t>(layout.wanted_bytes));
   return layout;
 }
 
@@ -234,7 +233,7 @@ DecodeCall decode_call(const AttendParams& params, const DecodeLayout& layout,
   call.window_left = params.window_left;
   call.piece_tiles = layout.piece_tiles;
   call.max_pieces = layout.max_pieces;
-  call.min_tiles = kMinTiles;
+  call.begin_tiles = layout.piece_tiles == 0 ? kBeginTiles : 0;
   call.scale = params.scale;
   call.logit_factor = params.scale * cpu::key_scale(layer) * kLog2E;
   call.value_factor = cpu::value_scale(layer);
@@ -250,9 +249,7 @@ DecodeCall decode_call(const AttendParams& params, const DecodeLayout& layout,
   memory += layout.lengths_bytes;
   call.space.stamps = reinterpret_cast<uint64_t*>(memory);
   memory += layout.stamps_bytes;
-  call.space.states = reinterpret_cast<float2*>(memory);
-  memory += layout.states_bytes;
-  call.space.sums = reinterpret_cast<float*>(memory);
+  call.space.parts = reinterpret_cast<uint8_t*>(memory);
   return call;
 }
 
@@ -293,7 +290,7 @@ Status supports_attend_decode(const AttendParams& params) {
   if (Status s = supports_options(params); !s.ok()) return s;
   if (params.num_seqs >= int64_t{1} << 30) return not_tuned("below 2^30 sequences");
   const DecodeLayout layout = decode_layout(params);
-  if (layout.max_tiles >= 0x1p31) return not_tuned("below 2^31 tiles");
+  if (layout.max_units >= 0x1p31) return not_tuned("below 2^31 tiles");
   if (layout.wanted_bytes > kMaxWorkspaceBytes)
     return not_tuned("partial results take at most 512 MiB");
   return {};

@@ -43,8 +43,7 @@ struct DecodeLayer {
 // takes the stamps back. It waits for CTAs of lower numbers alone, which have begun before it.
 struct DecodeWorkspace {
   uint64_t* stamps;  // [slots]
-  float2* states;    // [slots, columns]: max, sum
-  float* sums;       // [slots, columns, dim]
+  uint8_t* parts;    // [slots, bytes of a PieceSlot]
 };
 
 struct DecodeCall {
@@ -75,7 +74,7 @@ struct DecodeCall {
   int32_t window_left;
   int32_t piece_tiles;  // least tiles of a CTA's piece; 0: the tiles are dealt out evenly
   int32_t max_pieces;   // of a segment, where piece_tiles > 0
-  int32_t min_tiles;    // of a warp, where it can be had
+  int32_t begin_tiles;  // what it costs to begin a segment, in tiles; 0 with pieces
   float scale;
   float logit_factor;  // scale * k_scale * log2 e
   float value_factor;  // v_scale
@@ -105,7 +104,7 @@ struct DecodeShape {
 
 // Per warp, in shared memory: what its pieces left, two at most.
 struct PieceNote {
-  int32_t segment;  // the number of its first tile in the row of all; -1: no piece
+  int32_t segment;  // its first unit in the row of all, or a number as good; -1: no piece
   int32_t first_row;
   int32_t num_pairs;
   int32_t first_pair;

@@ -132,26 +132,28 @@ __device__ inline bool end_piece(const DecodeCall& call, uint8_t* memory, PieceN
       call.prefix.tokens[walk.sequence] > 0)
     add_prefix<Shape>(call, walk, state);
   close_piece<Shape>(call, places.columns, state);
-  const int32_t done = places.done;
-  const int32_t count = min(walk.plan.tiles - places.from, places.tiles - done);
+  const int32_t count = places.tiles();
+  const int32_t left = places.left - count;
   const bool ends = places.from + count == walk.plan.tiles;
   if (begins && ends) {
     store_segment<Shape>(call, walk, state);
   } else {
-    const int which = done == 0 ? 0 : 1;
+    const int which = places.done == 0 ? 0 : 1;
     if (which == 1) wait_for_copies<0>();
-    keep_piece(slot_of<Shape>(memory, warp, which), state);
+    keep_piece(PieceSlot<Shape>(slot_of<Shape>(memory, warp, which)), state);
     if (thread_index() % 32 == 0)
-      notes[2 * warp + which] =
-          note_of<Shape::kColumns>(call, walk, places.unit + done - places.from, begins, ends);
+      notes[2 * warp + which] = note_of<Shape::kColumns>(call, walk, places.segment, begins, ends);
   }
-  if (done + count == places.tiles) return false;
+  if (left == 0) return false;
   __syncwarp();
   if (thread_index() % 32 == 0) {
-    places.done = done + count;
+    places.segment += call.begin_tiles + walk.plan.tiles;
+    places.left = left - call.begin_tiles;
     places.from = 0;
+    ++places.done;
+    next_segment<Shape::kColumns>(call, places.products);
   }
-  walk_on<Shape::kColumns>(call, places.products);
+  __syncwarp();
   return true;
 }
 
@@ -164,7 +166,8 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
   WarpPlaces& places = all_places[warp];
   const Walk& walk = places.products;
   uint8_t* ring_memory = memory + warp * Shape::kRingBytes;
-  enter_first<Shape::kColumns>(call, walk, places.from, places.tiles, places.loads);
+  if (thread_index() % 32 == 0) places.is_long = places.left >= 2 * Shape::Format::kStepTiles;
+  enter_first<Shape::kColumns>(call, places);
   Ring<Shape> ring(call, places.loads, ring_memory);
   const typename Shape::Format::Lane lane_places = Shape::Format::lane(lane_row(), lane_column());
   PieceState<Shape> state;
@@ -180,7 +183,7 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
     place_queries<Shape>(call, walk, query_rows, queries, factors, places.columns);
     state.clear();
     const int32_t first = walk.plan.begin + places.from;
-    const int32_t end = first + min(walk.plan.tiles - places.from, places.tiles - places.done);
+    const int32_t end = first + places.tiles();
     take_steps<Shape>({call, places, lane_places, queries, factors},
                       {max(first, walk.seen.begin), min(end, walk.seen.end)}, ring_memory, ring,
                       state);
@@ -217,8 +220,8 @@ __device__ __noinline__ inline void share_piece(const PieceWalk& at, int32_t ind
   places.products = at.walk;
   places.done = 0;
   places.from = from + split.begin(warp);
-  places.tiles = split.begin(warp + 1) - split.begin(warp);
-  places.unit = index + places.from;
+  places.left = split.begin(warp + 1) - split.begin(warp);
+  places.segment = index;
 }
 
 // What CTAs have to do with each other at their ends. By a thread.
@@ -233,22 +236,24 @@ struct CtaEdges {
   PieceNote first;  // the segment that it begins in
   int32_t begin;
   int32_t end;
-  int32_t end_from;  // tiles of the segment at its end that come before
+  int32_t end_from;     // tiles of the segment at its end that come before
+  int32_t end_segment;  // that segment's first unit
 };
 
 // A segment that began before and ends here is this CTA's to merge.
 template <int kStepTiles>
-__device__ __noinline__ void find_even_end(const CtaEdges& edges, CtaEnd& result) {
+__device__ __noinline__ void find_even_end(const DecodeCall& call, const CtaEdges& edges,
+                                           CtaEnd& result) {
   const CtaPlan& cta = edges.cta;
   const PieceNote& note = edges.first;
   result = {};
   result.publishes[0] = note.segment < edges.begin;
-  result.publishes[1] = edges.end_from > 0 && edges.end - edges.end_from >= edges.begin;
-  if (note.segment >= edges.begin || note.segment + note.tiles > edges.end) return;
-  const EvenSplit split(cta.total, cta.num_ctas);
-  int32_t first = split.part_of(note.segment);
-  // The next CTA's begin may have been moved to that of the segment.
-  if (cta.is_in_steps && split.begin(first + 1) - note.segment < kStepTiles) ++first;
+  result.publishes[1] = edges.end_from > 0 && edges.end_segment >= edges.begin;
+  if (note.segment >= edges.begin || note.segment + call.begin_tiles + note.tiles > edges.end)
+    return;
+  // The last CTA whose begin was moved to that of the segment, or that begins before it.
+  const int32_t moved = call.begin_tiles + (cta.is_in_steps ? kStepTiles - 1 : 0);
+  const int32_t first = EvenSplit(cta.total, cta.num_ctas).part_of(note.segment + moved);
   result.job = {note, static_cast<int32_t>(blockIdx.x) - first + 1, 2 * first + 1, 2 * first + 2,
                 2};
 }
@@ -292,9 +297,10 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     WarpPlaces& places = all_places[warp];
     places.products = place.walk;
     places.from = place.from;
-    places.unit = place.unit;
+    places.segment = place.segment;
     places.done = 0;
-    places.tiles = warp < planned.num_warps ? next_unit - place.unit : 0;
+    places.left = warp < planned.num_warps ? next_unit - place.unit : 0;
+    if (places.left > 0 && place.from == 0) places.left -= call.begin_tiles;
   }
   if (is_pieces && thread_index() == 0) {
     at.walk = place.walk;
@@ -303,12 +309,13 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   }
   if (thread_index() == 2) {
     edges.cta = planned;
-    edges.first = note_of<Shape::kColumns>(call, place.walk, place.unit - place.from, true, true);
+    edges.first = note_of<Shape::kColumns>(call, place.walk, place.segment, true, true);
     edges.begin = place.unit;
   }
   if (thread_index() == 3) {
     edges.end = place.unit;
     edges.end_from = place.from;
+    edges.end_segment = place.segment;
   }
   __syncwarp();
 #pragma unroll 1
@@ -319,14 +326,17 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
       if (thread_index() % 32 == 0) share_piece(at, index, all_places[thread_index() / 32]);
       __syncthreads();
     }
-    if (all_places[thread_index() / 32].tiles > 0)
-      take_stretch<Shape>(call, memory, notes, all_places, [&] {
-        if (thread_index() != 0) return;
-        if (is_pieces)
-          find_piece_end<Shape::kColumns>(call, at, index, end);
-        else
-          find_even_end<kStepTiles>(edges, end);
-      });
+    const auto find_end = [&] {
+      if (thread_index() != 0) return;
+      if (is_pieces)
+        find_piece_end<Shape::kColumns>(call, at, index, end);
+      else
+        find_even_end<kStepTiles>(call, edges, end);
+    };
+    if (all_places[thread_index() / 32].left > 0)
+      take_stretch<Shape>(call, memory, notes, all_places, find_end);
+    else
+      find_end();
     __syncthreads();
     merge_cta<Shape>(call, notes, memory,
                      [&](bool begins) { return is_pieces ? index : 2 * index + (begins ? 1 : 0); });
@@ -337,7 +347,7 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     const bool is_last = !is_pieces || index + 1 == cta.begin + cta.count;
     if (end.job.num_slots > 0) {
       if (is_last || end.job.first_slot >= cta.begin)
-        merge_slots<Shape>(call, end.job);
+        merge_slots<Shape>(call, end.job, memory);
       else if (thread_index() == 0)
         deferred = end.job;
     }
@@ -346,7 +356,7 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     if (thread_index() == 0) at.next<Shape::kColumns>(call);
   }
   __syncthreads();
-  if (deferred.num_slots > 0) merge_slots<Shape>(call, deferred);
+  if (deferred.num_slots > 0) merge_slots<Shape>(call, deferred, memory);
 }
 
 }  // namespace larder::kernels::cuda

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attend_decode_plan.cuh"
 #include "kernels/cuda/attend_decode_products.cuh"
+#include "kernels/cuda/attend_decode_ring.cuh"
 
 namespace larder::kernels::cuda {
 
@@ -78,49 +78,30 @@ __device__ inline void store_four(const DecodeCall& call, const ColumnPlace& pla
   *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out.data) + index) = packed;
 }
 
-// Sums that are added with weights of a common maximum.
+// Sums of four dims, as weights of a common maximum have them.
 struct MergedSums {
   float4 sums = {0.0f, 0.0f, 0.0f, 0.0f};
   float total = 0.0f;
   float max = kLowestMax;
 
-  __device__ void add(float weight, float4 others, float other_total) {
+  __device__ void raise(float highest) {
+    const float shrink = exp2_fast(max - highest);
+    sums = {shrink * sums.x, shrink * sums.y, shrink * sums.z, shrink * sums.w};
+    total *= shrink;
+    max = highest;
+  }
+  // The state: maximum, which is no higher, and sum of weights.
+  __device__ void add(const float2& state, const float4& others) {
+    const float weight = exp2_fast(state.x - max);
     sums.x += weight * others.x;
     sums.y += weight * others.y;
     sums.z += weight * others.z;
     sums.w += weight * others.w;
-    total += weight * other_total;
+    total += weight * state.y;
   }
 };
 
-// Four dims of a column, of `count` parts in turn, some loaded at a time: load(i, state, sums).
-template <int kAtOnce, typename Load>
-__device__ inline MergedSums merge_parts(int32_t count, const Load& load) {
-  MergedSums merged;
-#pragma unroll 1
-  for (int32_t first = 0; first < count; first += kAtOnce) {
-    float2 states[kAtOnce];
-    float4 sums[kAtOnce];
-    float highest = merged.max;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      states[i] = {kLowestMax, 0.0f};
-      sums[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (first + i < count) load(first + i, states[i], sums[i]);
-      highest = fmaxf(highest, states[i].x);
-    }
-    const MergedSums before = merged;
-    merged = {};
-    merged.max = highest;
-    merged.add(exp2_fast(before.max - highest), before.sums, before.total);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      merged.add(exp2_fast(states[i].x - highest), sums[i], states[i].y);
-  }
-  return merged;
-}
-
-// A warp's place in shared memory for a piece that is not a whole segment.
+// What is left of a piece: of a warp's in shared memory, of a CTA's in the workspace.
 template <typename Shape>
 class PieceSlot {
  public:
@@ -140,68 +121,88 @@ class PieceSlot {
 
 // Of the warp's first piece (0), beside the rings, or of its last (1), in its drained ring.
 template <typename Shape>
-__device__ inline PieceSlot<Shape> slot_of(uint8_t* memory, int warp, int which) {
+__device__ inline uint8_t* slot_of(uint8_t* memory, int warp, int which) {
   const int num_warps = static_cast<int>(blockDim.x) / 32;
-  return PieceSlot<Shape>(which == 1
-                              ? memory + warp * Shape::kRingBytes
-                              : memory + num_warps * Shape::kRingBytes + warp * Shape::kSlotBytes);
+  return which == 1 ? memory + warp * Shape::kRingBytes
+                    : memory + num_warps * Shape::kRingBytes + warp * Shape::kSlotBytes;
 }
 
-// `count` pieces of one segment, of a warp's first or last (`entry`: 2 * warp + which) and the
-// first ones of the warps after it, by `num_threads` threads: results where they are all of it,
-// else to `slot` of the workspace.
+// Adds up pieces of one segment, by `num_threads` threads: to results, or to the slot `whole` where
+// that is not nullptr. They lie in slots of shared memory, the first anywhere, the others from
+// `second` on. Apart from its callers, so that the code that runs last has been fetched.
 template <typename Shape>
-__device__ void merge_entries(const DecodeCall& call, const PieceNote& note, int entry, int count,
-                              bool is_all, int64_t slot, uint8_t* memory, int thread,
-                              int num_threads) {
+__device__ __noinline__ void merge_pieces(const DecodeCall& call, const PieceNote& note,
+                                          uint8_t* first, uint8_t* second, int32_t count,
+                                          uint8_t* whole, int thread, int num_threads) {
   constexpr int kFours = Shape::kDim / 4;
+  constexpr int kAtOnce = 4;
+#pragma unroll 1
   for (int item = thread; item < Shape::kColumns * kFours; item += num_threads) {
     const int column = item / kFours;
     const int four = item % kFours;
     const ColumnPlace place =
         place_of(call, note.first_row, note.num_pairs, note.kv_head, note.first_pair + column);
     if (!place.is_there) continue;
-    const MergedSums merged = merge_parts<4>(count, [&](int i, float2& state, float4& sums) {
-      const PieceSlot<Shape> piece = slot_of<Shape>(memory, entry / 2 + i, i == 0 ? entry % 2 : 0);
-      state = piece.state(column);
-      sums = piece.at(column, four);
-    });
-    if (is_all) {
+    MergedSums merged;
+#pragma unroll 1
+    for (int32_t done = 0; done < count; done += kAtOnce) {
+      float2 states[kAtOnce];
+      float4 sums[kAtOnce];
+      float highest = merged.max;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t part = min(done + i, count - 1);
+        const PieceSlot<Shape> slot(part == 0 ? first : second + (part - 1) * Shape::kSlotBytes);
+        states[i] = slot.state(column);
+        sums[i] = slot.at(column, four);
+        highest = fmaxf(highest, states[i].x);
+      }
+      merged.raise(highest);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (done + i < count) merged.add(states[i], sums[i]);
+    }
+    if (whole != nullptr) {
+      const PieceSlot<Shape> slot(whole);
+      if (four == 0) slot.state(column) = {merged.max, merged.total};
+      slot.at(column, four) = merged.sums;
+    } else {
       const float factor =
           finish_column<typename Shape::Format>(call, place, merged.max, merged.total, four == 0);
       store_four(call, place, 4 * four, merged.sums, factor);
-    } else {
-      const int64_t at = slot * Shape::kColumns + column;
-      if (four == 0) call.space.states[at] = {merged.max, merged.total};
-      reinterpret_cast<float4*>(call.space.sums)[at * kFours + four] = merged.sums;
     }
   }
 }
 
-// What the CTA's warps have left, segment by segment, sets of warps side by side. `choose_slot`
-// says which slot a part of a segment goes to.
+// What the CTA's warps have left, segment by segment, sets of warps side by side. A segment's
+// pieces are one warp's first or last and the first ones of the warps after it. `choose_slot` says
+// which slot of the workspace a part of a segment goes to.
 template <typename Shape, typename ChooseSlot>
 __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_t* memory,
                           const ChooseSlot& choose_slot) {
   const int num_warps = static_cast<int>(blockDim.x) / 32;
-  const int warp = thread_index() / 32;
-  const int lane = thread_index() % 32;
+  const int thread = thread_index();
+  const int lane = thread % 32;
   const int32_t segment = lane < 2 * num_warps ? notes[lane].segment : -1;
   const uint32_t same = __match_any_sync(~0u, segment);
   uint32_t leaders = __ballot_sync(~0u, segment >= 0 && __ffs(static_cast<int>(same)) - 1 == lane);
   const int num_sets = max(min(__popc(leaders), num_warps / 4), 1);
   const int set_warps = num_warps / num_sets;
-  const int set = warp / set_warps;
+  const int set = thread / 32 / set_warps;
   if (set >= num_sets) return;
+#pragma unroll 1
   for (int index = 0; leaders != 0; ++index, leaders &= leaders - 1) {
     const int first = __ffs(static_cast<int>(leaders)) - 1;
     const uint32_t entries = __shfl_sync(~0u, same, first);
     if (index % num_sets != set) continue;
     const bool begins = notes[first].begins != 0;
     const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends != 0;
-    merge_entries<Shape>(call, notes[first], first, __popc(entries), begins && ends,
-                         choose_slot(begins), memory, thread_index() - set * set_warps * 32,
-                         set_warps * 32);
+    uint8_t* whole = begins && ends
+                         ? nullptr
+                         : call.space.parts + int64_t{choose_slot(begins)} * Shape::kSlotBytes;
+    merge_pieces<Shape>(call, notes[first], slot_of<Shape>(memory, first / 2, first % 2),
+                        slot_of<Shape>(memory, first / 2 + 1, 0), __popc(entries), whole,
+                        thread - set * set_warps * 32, set_warps * 32);
   }
 }
 
@@ -240,31 +241,42 @@ __device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
   call.use.report(slot);
 }
 
-// By all threads of the CTA; reads num_slots * columns * (dim + 2) floats and writes the columns.
+// By all threads of the CTA, whose shared memory is free: brings the slots there, as many at a time
+// as it holds, and writes the columns.
 template <typename Shape>
-__device__ void merge_slots(const DecodeCall& call, const MergeJob& job) {
-  constexpr int kFours = Shape::kDim / 4;
+__device__ void merge_slots(const DecodeCall& call, const MergeJob& job, uint8_t* memory) {
   const auto threads = static_cast<int>(blockDim.x);
-  for (auto i = static_cast<int32_t>(thread_index()); i < job.num_slots; i += threads)
-    wait_for_slot(call, job.slot(i));
+  const int thread = thread_index();
+  // Two slots are for what has been merged, in turn.
+  const int32_t capacity =
+      threads / 32 * (Shape::kRingBytes + Shape::kSlotBytes) / Shape::kSlotBytes - 2;
+  const auto merged = [&](int32_t round) {
+    return memory + (capacity + round % 2) * Shape::kSlotBytes;
+  };
+  for (int32_t i = thread; i < job.num_slots; i += threads) wait_for_slot(call, job.slot(i));
   __syncthreads();
-  for (auto i = static_cast<int32_t>(thread_index()); i < job.num_slots; i += threads)
-    call.space.stamps[job.slot(i)] = 0;
-  for (auto item = thread_index(); item < Shape::kColumns * kFours; item += threads) {
-    const int column = item / kFours;
-    const int four = item % kFours;
-    const ColumnPlace place = place_of(call, job.note.first_row, job.note.num_pairs,
-                                       job.note.kv_head, job.note.first_pair + column);
-    if (!place.is_there) continue;
-    const MergedSums merged =
-        merge_parts<6>(job.num_slots, [&](int32_t i, float2& state, float4& sums) {
-          const int64_t at = job.slot(i) * Shape::kColumns + column;
-          state = __ldcg(call.space.states + at);
-          sums = __ldcg(reinterpret_cast<const float4*>(call.space.sums) + at * kFours + four);
-        });
-    const float factor =
-        finish_column<typename Shape::Format>(call, place, merged.max, merged.total, four == 0);
-    store_four(call, place, 4 * four, merged.sums, factor);
+  for (int32_t i = thread; i < job.num_slots; i += threads) call.space.stamps[job.slot(i)] = 0;
+#pragma unroll 1
+  for (int32_t done = 0, round = 0; done < job.num_slots; ++round) {
+    const int32_t count = min(job.num_slots - done, capacity);
+    constexpr int kUnits = Shape::kSlotBytes / 16;
+    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
+#pragma unroll 4
+    for (int32_t unit = thread; unit < count * kUnits; unit += threads) {
+      const int64_t slot = job.slot(done + unit / kUnits);
+      copy_async(to + unit * 16, call.space.parts + slot * Shape::kSlotBytes + unit % kUnits * 16);
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    __syncthreads();
+    const bool is_last = done + count == job.num_slots;
+    const bool is_first = done == 0;
+    merge_pieces<Shape>(call, job.note, is_first ? memory : merged(round + 1),
+                        is_first ? memory + Shape::kSlotBytes : memory,
+                        is_first ? count : count + 1, is_last ? nullptr : merged(round), thread,
+                        threads);
+    __syncthreads();
+    done += count;
   }
 }
 

@@ -1,9 +1,10 @@
 // Who takes which tiles, decided by each CTA from the lengths in device memory, so that a captured
 // launch serves other lengths.
 //
-// All tiles of a call stand in one row: sequences, then KV heads, then column tiles, then tokens.
-// CTAs, and warps within them, take even stretches of it; or, where pieces are given, CTAs take
-// even stretches of the row of pieces, one piece after the other.
+// All units of a call stand in one row: sequences, then KV heads, then column tiles, which makes
+// segments; of each what it costs to begin it, then its tiles. CTAs, and warps within them, take
+// even stretches of the row; or, where pieces are given, CTAs take even stretches of the row of
+// pieces, one piece after the other.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ struct EvenSplit {
   __device__ EvenSplit(int32_t total, int32_t parts)
       : each(divide(total, parts)), more(total - each * parts) {}
   __device__ int32_t begin(int32_t part) const { return part * each + min(part, more); }
+  // The last part that begins at the unit or before it.
   __device__ int32_t part_of(int32_t unit) const {
     const int32_t cut = more * (each + 1);
     return unit < cut ? divide(unit, each + 1) : more + divide(unit - cut, max(each, 1));
@@ -38,13 +40,16 @@ __device__ __noinline__ inline int32_t tiles_of_piece(const DecodeCall& call, in
 __device__ __noinline__ inline int32_t pieces_of(int32_t tiles, int32_t piece_tiles) {
   return divide(tiles + piece_tiles - 1, piece_tiles);
 }
-// Tiles, or pieces, of a sequence: below 2^31, since its rows are no more than q's and its keys no
-// more than a row of the block table holds, for which the host has counted the tiles.
+// Of a segment of `tiles`.
+__device__ inline int32_t units_of(const DecodeCall& call, int32_t tiles) {
+  if (call.piece_tiles == 0) return call.begin_tiles + tiles;
+  return pieces_of(tiles, tiles_of_piece(call, tiles));
+}
+// Of a sequence: below 2^31, since its rows are no more than q's and its keys no more than a row of
+// the block table holds, for which the host has counted the units.
 __device__ inline int32_t units_of(const DecodeCall& call, const SequencePlan& plan) {
   if (plan.tiles == 0) return 0;
-  const int32_t units =
-      call.piece_tiles == 0 ? plan.tiles : pieces_of(plan.tiles, tiles_of_piece(call, plan.tiles));
-  return units * call.num_kv_heads * plan.column_tiles;
+  return units_of(call, plan.tiles) * call.num_kv_heads * plan.column_tiles;
 }
 
 // What a CTA takes.
@@ -65,11 +70,10 @@ __device__ inline CtaPlan split_units(const DecodeCall& call, int32_t total) {
   const EvenSplit split(total, plan.num_ctas);
   plan.begin = split.begin(cta);
   plan.count = split.begin(cta + 1) - plan.begin;
-  // A step has 8 tiles at most, so that no stretch is empty.
+  // A step has 8 tiles at most, so that no stretch within a segment is empty.
   plan.is_in_steps = call.piece_tiles == 0 && split.each >= 16 * plan.num_warps;
   if (call.piece_tiles == 0)
-    plan.num_warps =
-        max(min((split.each + call.min_tiles - 1) / call.min_tiles, plan.num_warps), 1);
+    plan.num_warps = min(split.each + (split.more > 0 ? 1 : 0), plan.num_warps);
   return plan;
 }
 
@@ -124,8 +128,9 @@ struct UnitPlace {
 // What a stretch begins with.
 struct StretchPlace {
   Walk walk;
-  int32_t from;  // a tile of the walk's segment, or a piece
-  int32_t unit;  // in the row of all
+  int32_t from;     // a tile of the walk's segment, or a piece
+  int32_t unit;     // in the row of all
+  int32_t segment;  // its first unit there
 };
 
 // A lane's place: where its warp begins (lane 0 of four), where the next one does (1), where the
@@ -139,11 +144,12 @@ __device__ inline int32_t wanted_unit(const DecodeCall& call, const CtaPlan& cta
   return cta.begin + split.begin(warp + which);
 }
 
-// The place of a unit. Stretches of many tiles begin at whole steps of their segments.
+// The place of a unit. What begins before a segment's second tile begins with the segment, and
+// stretches of many tiles begin at whole steps.
 template <int kColumns, int kStepTiles>
 __device__ inline void place_stretch(const DecodeCall& call, const CtaPlan& cta, int32_t unit,
                                      const UnitPlace& at, StretchPlace& place) {
-  place.unit = unit;
+  place.unit = place.segment = unit;
   place.from = 0;
   if (unit >= cta.total) return;  // the end of all
   Walk& walk = place.walk;
@@ -151,17 +157,15 @@ __device__ inline void place_stretch(const DecodeCall& call, const CtaPlan& cta,
   walk.first_row = at.first_row;
   walk.plan =
       plan_sequence<kColumns>(call, at.sequence, at.lengths, call.num_rows - at.first_row, false);
-  int32_t per_segment = walk.plan.tiles;
-  if (call.piece_tiles > 0) per_segment = pieces_of(per_segment, tiles_of_piece(call, per_segment));
+  const int32_t per_segment = units_of(call, walk.plan.tiles);
   const int32_t segment = divide(at.unit, per_segment);
-  place.from = at.unit - segment * per_segment;
   walk.head = walk.plan.column_tiles == 1 ? segment : divide(segment, walk.plan.column_tiles);
   walk.column_tile = segment - walk.head * walk.plan.column_tiles;
-  if (cta.is_in_steps) {
-    const int32_t over = place.from % kStepTiles;
-    place.from -= over;
-    place.unit -= over;
-  }
+  const int32_t before = at.unit - segment * per_segment;  // of the segment's units
+  place.segment = unit - before;
+  place.from = max(before - call.begin_tiles, 0);
+  if (cta.is_in_steps) place.from -= place.from % kStepTiles;
+  place.unit = place.segment + (place.from > 0 ? call.begin_tiles + place.from : 0);
   view_segment<kColumns>(call, walk);
 }
 
@@ -250,8 +254,8 @@ __device__ inline CtaPlan plan_cta(const DecodeCall& call, PlanShared& shared,
       const int32_t rows = max(call.num_rows - first_row, 0);
       const int32_t column_tiles = (rows * call.group + kColumns - 1) / kColumns;
       if (is_last && (pass == 0 || call.num_seqs <= threads)) {
-        cta = split_units(
-            call, static_cast<int32_t>(round.total.units) + column_tiles * call.num_kv_heads);
+        cta = split_units(call, static_cast<int32_t>(round.total.units) +
+                                    column_tiles * call.num_kv_heads * units_of(call, 1));
         if (cta.count == 0) return cta;
         unit = wanted_unit(call, cta);
       }

@@ -94,8 +94,6 @@ struct StepView {
   const ColumnFactors<Shape>& factors;
 
   __device__ const Walk& walk() const { return places.products; }
-  // The warp takes many tiles: steps that are not full are taken as if they were.
-  __device__ bool is_long() const { return places.tiles >= 2 * Shape::Format::kStepTiles; }
 };
 
 // Applies the soft cap to what scores times their factors are.
@@ -333,7 +331,7 @@ __device__ inline void take_steps(const StepView<Shape>& view, const Stretch& se
 #pragma unroll 1
     while (tile >= whole.begin) {
       const int count = min(seen.end - tile, kTiles);
-      if ((Shape::Format::kHasInfinities || !view.is_long()) && count < kTiles) break;
+      if ((Shape::Format::kHasInfinities || !view.places.is_long) && count < kTiles) break;
       if (count <= 0 || tile + count > whole.end ||
           ring.loaded_tiles() != kAllTiles >> (kTiles - count))
         break;

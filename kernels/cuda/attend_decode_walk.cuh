@@ -166,9 +166,10 @@ __device__ inline void view_segment(const DecodeCall& call, Walk& walk) {
   walk.whole = {tiles_of(visible_begin(call, plan, last)), whole_end / kTileTokens};
 }
 
-// To the next segment; there is one.
+// To the next segment; there is one. One copy serves loads and products, so that one of the two
+// finds it fetched.
 template <int kColumns>
-__device__ inline void next_segment(const DecodeCall& call, Walk& walk) {
+__device__ __noinline__ void next_segment(const DecodeCall& call, Walk& walk) {
   if (++walk.column_tile >= walk.plan.column_tiles) {
     walk.column_tile = 0;
     if (++walk.head >= call.num_kv_heads) {
@@ -186,7 +187,8 @@ __device__ inline void next_segment(const DecodeCall& call, Walk& walk) {
   view_segment<kColumns>(call, walk);
 }
 
-// Where a warp's loads are: tiles [tile, end) of the walk's segment, then `left` more.
+// Where a warp's loads are: tiles [tile, end) of the walk's segment, then `left` more units: those
+// of a segment are its tiles and, before them, what it costs to begin it.
 struct LoadPlace {
   Walk walk;
   int32_t left;
@@ -199,17 +201,19 @@ struct LoadPlace {
   const int32_t* table;  // of the walk's sequence
 };
 
-// What a warp takes, in shared memory for want of registers: `tiles` from tile `from` (relative) of
-// the walk's segment on. `unit` is the number of that tile in the row of all tiles; with pieces,
-// any number that tells segments apart.
+// What a warp takes, in shared memory for want of registers: `left` units from tile `from`
+// (relative) of the walk's segment on.
 struct WarpPlaces {
   Walk products;  // where the arithmetic is
   LoadPlace loads;
   int32_t from;
-  int32_t tiles;
-  int32_t unit;
-  int32_t done;            // of the tiles, in segments before
+  int32_t left;
+  int32_t segment;         // its first unit in the row of all; with pieces, any number as good
+  int32_t done;            // pieces
+  bool is_long;            // many tiles: steps that are not full are taken as if they were
   ColumnNote columns[16];  // of the segment
+
+  __device__ int32_t tiles() const { return min(products.plan.tiles - from, left); }
 };
 
 // The tiles from `from` (relative) on that are wanted of the walk's segment and seen. Whether there
@@ -233,31 +237,24 @@ __device__ __noinline__ void enter_next(const DecodeCall& call, LoadPlace& place
   if (threadIdx.x % 32 == 0) {
     do {
       next_segment<kColumns>(call, place.walk);
+      place.left -= call.begin_tiles;
     } while (!enter_here(call, 0, place));
   }
   __syncwarp();
 }
-// `tiles` from tile `from` of the walk's segment on.
+// Where the warp begins.
 template <int kColumns>
-__device__ inline void enter_first(const DecodeCall& call, const Walk& walk, int32_t from,
-                                   int32_t tiles, LoadPlace& place) {
+__device__ inline void enter_first(const DecodeCall& call, WarpPlaces& places) {
   bool is_there = true;
   if (threadIdx.x % 32 == 0) {
-    place.walk = walk;
-    place.left = tiles;
-    is_there = enter_here(call, from, place);
+    places.loads.walk = places.products;
+    places.loads.left = places.left;
+    is_there = enter_here(call, places.from, places.loads);
   }
   if (__all_sync(~0u, is_there))
     __syncwarp();
   else
-    enter_next<kColumns>(call, place);
-}
-// The same of a walk whose tiles are all wanted.
-template <int kColumns>
-__device__ __noinline__ void walk_on(const DecodeCall& call, Walk& place) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) next_segment<kColumns>(call, place);
-  __syncwarp();
+    enter_next<kColumns>(call, places.loads);
 }
 
 }  // namespace larder::kernels::cuda
