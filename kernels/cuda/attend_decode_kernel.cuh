@@ -157,11 +157,10 @@ __device__ inline bool end_piece(const DecodeCall& call, uint8_t* memory, PieceN
   return true;
 }
 
-// What the places of the warp say. `meanwhile` is called once, by the warp, when the first loads
-// are on their way.
-template <typename Shape, typename Meanwhile>
+// What the places of the warp say.
+template <typename Shape>
 __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, PieceNote* notes,
-                                    WarpPlaces* all_places, const Meanwhile& meanwhile) {
+                                    WarpPlaces* all_places) {
   const int warp = thread_index() / 32;
   WarpPlaces& places = all_places[warp];
   const Walk& walk = places.products;
@@ -174,10 +173,7 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
   do {
     QueryRows<Shape> query_rows;
     fetch_queries<Shape>(call, walk, query_rows);
-    if (places.done == 0) {
-      ring.fill();
-      meanwhile();
-    }
+    if (places.done == 0) ring.fill();
     Queries<Shape> queries;
     ColumnFactors<Shape> factors;
     place_queries<Shape>(call, walk, query_rows, queries, factors, places.columns);
@@ -214,8 +210,8 @@ struct PieceWalk {
 __device__ __noinline__ inline void share_piece(const PieceWalk& at, int32_t index,
                                                 WarpPlaces& places) {
   const int32_t from = at.piece * at.tiles;
-  const EvenSplit split(min(at.tiles, at.walk.plan.tiles - from),
-                        static_cast<int32_t>(blockDim.x / 32));
+  const EvenSplit split =
+      split_evenly(min(at.tiles, at.walk.plan.tiles - from), static_cast<int32_t>(blockDim.x / 32));
   const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
   places.products = at.walk;
   places.done = 0;
@@ -230,30 +226,18 @@ struct CtaEnd {
   MergeJob job;
 };
 
-// Between which units an even stretch lies, and the segments that it cuts.
-struct CtaEdges {
-  CtaPlan cta;
-  PieceNote first;  // the segment that it begins in
-  int32_t begin;
-  int32_t end;
-  int32_t end_from;     // tiles of the segment at its end that come before
-  int32_t end_segment;  // that segment's first unit
-};
-
-// A segment that began before and ends here is this CTA's to merge.
-template <int kStepTiles>
-__device__ __noinline__ void find_even_end(const DecodeCall& call, const CtaEdges& edges,
-                                           CtaEnd& result) {
-  const CtaPlan& cta = edges.cta;
-  const PieceNote& note = edges.first;
-  result = {};
-  result.publishes[0] = note.segment < edges.begin;
-  result.publishes[1] = edges.end_from > 0 && edges.end_segment >= edges.begin;
-  if (note.segment >= edges.begin || note.segment + call.begin_tiles + note.tiles > edges.end)
-    return;
+// Of an even stretch that begins at one place and ends at another: a segment that began before and
+// ends here is this CTA's to merge.
+template <int kColumns, int kStepTiles>
+__device__ inline void find_even_end(const DecodeCall& call, const CtaPlan& cta,
+                                     const StretchPlace& begin, int32_t end_unit, CtaEnd& result) {
+  const PieceNote note = note_of<kColumns>(call, begin.walk, begin.segment, true, true);
+  result.publishes[0] = begin.from > 0;
+  result.job.num_slots = 0;
+  if (begin.from == 0 || begin.segment + call.begin_tiles + note.tiles > end_unit) return;
   // The last CTA whose begin was moved to that of the segment, or that begins before it.
   const int32_t moved = call.begin_tiles + (cta.is_in_steps ? kStepTiles - 1 : 0);
-  const int32_t first = EvenSplit(cta.total, cta.num_ctas).part_of(note.segment + moved);
+  const int32_t first = cta.split.part_of(begin.segment + moved);
   result.job = {note, static_cast<int32_t>(blockIdx.x) - first + 1, 2 * first + 1, 2 * first + 2,
                 2};
 }
@@ -268,6 +252,14 @@ __device__ __noinline__ void find_piece_end(const DecodeCall& call, const PieceW
   result.job = {note_of<kColumns>(call, at.walk, 0, true, true), at.count, first, first + 1, 1};
 }
 
+// Parameters lie in lines of 64 bytes, each of which takes a while when it is first looked at.
+__device__ inline void bring_near(const DecodeCall& call) {
+  constexpr int kLineWords = 16;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(DecodeCall) / 4); i += kLineWords)
+    asm volatile("" ::"r"(reinterpret_cast<const int*>(&call)[i]));
+}
+
 // Grid: a CTA per multiprocessor; CTA: up to 12 warps, each with a ring of its own. Reads every
 // stored byte of the tiles once per column tile. Bound by memory; after that by the decoding of
 // codes (about 2.6 instructions an element of NVFP4).
@@ -279,45 +271,45 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   __shared__ PlanShared plan;
   __shared__ PieceNote notes[2 * kMaxDecodeWarps];
   __shared__ PieceWalk at;
-  __shared__ CtaEdges edges;
+  __shared__ CtaPlan cta;
   __shared__ CtaEnd end;
   __shared__ MergeJob deferred;  // until the CTA has done its own pieces: others are at theirs
   __shared__ WarpPlaces all_places[kMaxDecodeWarps];
   let_next_kernel_start();
-  if (thread_index() < 2 * kMaxDecodeWarps) notes[thread_index()].segment = -1;
+  if (thread_index() % 32 < 2) notes[2 * (thread_index() / 32) + thread_index() % 32].segment = -1;
   if (thread_index() == 0) deferred.num_slots = 0;
   const bool is_pieces = call.piece_tiles > 0;
+  bring_near(call);
   wait_for_previous_kernel();
   StretchPlace place;
   const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
   if (planned.count == 0) return;
-  const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
-  if (!is_pieces && thread_index() % 32 == 0) {
-    const int warp = thread_index() / 32;
-    WarpPlaces& places = all_places[warp];
-    places.products = place.walk;
-    places.from = place.from;
-    places.segment = place.segment;
-    places.done = 0;
-    places.left = warp < planned.num_warps ? next_unit - place.unit : 0;
-    if (places.left > 0 && place.from == 0) places.left -= call.begin_tiles;
+  if (thread_index() == 0) cta = planned;
+  if (is_pieces) {
+    if (thread_index() == 0) {
+      at.walk = place.walk;
+      at.enter(call);
+      at.piece = place.from;
+    }
+  } else {
+    const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
+    const int32_t cta_begin = __shfl_sync(~0u, place.unit, 2);
+    const int32_t cta_end = __shfl_sync(~0u, place.unit, 3);
+    if (thread_index() % 32 == 0) {
+      const int warp = thread_index() / 32;
+      WarpPlaces& places = all_places[warp];
+      places.products = place.walk;
+      places.from = place.from;
+      places.segment = place.segment;
+      places.done = 0;
+      places.left = warp < planned.num_warps ? next_unit - place.unit : 0;
+      if (places.left > 0 && place.from == 0) places.left -= call.begin_tiles;
+    }
+    if (thread_index() == 2)
+      find_even_end<Shape::kColumns, kStepTiles>(call, planned, place, cta_end, end);
+    if (thread_index() == 3) end.publishes[1] = place.from > 0 && place.segment >= cta_begin;
+    __syncwarp();
   }
-  if (is_pieces && thread_index() == 0) {
-    at.walk = place.walk;
-    at.enter(call);
-    at.piece = place.from;
-  }
-  if (thread_index() == 2) {
-    edges.cta = planned;
-    edges.first = note_of<Shape::kColumns>(call, place.walk, place.segment, true, true);
-    edges.begin = place.unit;
-  }
-  if (thread_index() == 3) {
-    edges.end = place.unit;
-    edges.end_from = place.from;
-    edges.end_segment = place.segment;
-  }
-  __syncwarp();
 #pragma unroll 1
   for (int32_t index = is_pieces ? planned.begin : static_cast<int32_t>(blockIdx.x);; ++index) {
     if (is_pieces) {
@@ -326,24 +318,15 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
       if (thread_index() % 32 == 0) share_piece(at, index, all_places[thread_index() / 32]);
       __syncthreads();
     }
-    const auto find_end = [&] {
-      if (thread_index() != 0) return;
-      if (is_pieces)
-        find_piece_end<Shape::kColumns>(call, at, index, end);
-      else
-        find_even_end<kStepTiles>(call, edges, end);
-    };
+    if (is_pieces && thread_index() == 0) find_piece_end<Shape::kColumns>(call, at, index, end);
     if (all_places[thread_index() / 32].left > 0)
-      take_stretch<Shape>(call, memory, notes, all_places, find_end);
-    else
-      find_end();
+      take_stretch<Shape>(call, memory, notes, all_places);
     __syncthreads();
     merge_cta<Shape>(call, notes, memory,
                      [&](bool begins) { return is_pieces ? index : 2 * index + (begins ? 1 : 0); });
     __syncthreads();
     if (thread_index() < 2 && end.publishes[thread_index()])
       publish_slot(call, is_pieces ? index : 2 * index + thread_index());
-    const CtaPlan& cta = edges.cta;
     const bool is_last = !is_pieces || index + 1 == cta.begin + cta.count;
     if (end.job.num_slots > 0) {
       if (is_last || end.job.first_slot >= cta.begin)

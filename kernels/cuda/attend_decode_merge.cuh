@@ -220,8 +220,8 @@ struct MergeJob {
   }
 };
 
+// What the CTA wrote before it met is there for whoever sees the stamp.
 __device__ inline void publish_slot(const DecodeCall& call, int64_t slot) {
-  __threadfence();
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(call.space.stamps + slot),
                "l"(call.stamp)
                : "memory");
@@ -229,16 +229,18 @@ __device__ inline void publish_slot(const DecodeCall& call, int64_t slot) {
 // Gives up after some ten seconds and counts a fault: lengths that were changed during the call may
 // have told CTAs different things.
 __device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
-  uint64_t stamp;
-  for (uint32_t polls = 0; polls < 1u << 28; ++polls) {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
+  uint64_t stamp = 0;
+  uint32_t polls = 0;
+  for (; polls < 1u << 28; ++polls) {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
                  : "=l"(stamp)
                  : "l"(call.space.stamps + slot)
                  : "memory");
-    if (stamp == call.stamp) return;
+    if (stamp == call.stamp) break;
     __nanosleep(32);
   }
-  call.use.report(slot);
+  if (stamp != call.stamp) call.use.report(slot);
+  __threadfence();
 }
 
 // By all threads of the CTA, whose shared memory is free: brings the slots there, as many at a time

@@ -23,15 +23,19 @@ struct EvenSplit {
   int32_t each;
   int32_t more;
 
-  __device__ EvenSplit(int32_t total, int32_t parts)
-      : each(divide(total, parts)), more(total - each * parts) {}
   __device__ int32_t begin(int32_t part) const { return part * each + min(part, more); }
   // The last part that begins at the unit or before it.
   __device__ int32_t part_of(int32_t unit) const {
     const int32_t cut = more * (each + 1);
-    return unit < cut ? divide(unit, each + 1) : more + divide(unit - cut, max(each, 1));
+    const bool is_cut = unit < cut;
+    return divide(is_cut ? unit : unit - cut, is_cut ? each + 1 : each) + (is_cut ? 0 : more);
   }
 };
+
+__device__ inline EvenSplit split_evenly(int32_t total, int32_t parts) {
+  const int32_t each = divide(total, parts);
+  return {each, total - each * parts};
+}
 
 // Least tiles of the pieces of a segment of `tiles`, and their number.
 __device__ __noinline__ inline int32_t tiles_of_piece(const DecodeCall& call, int32_t tiles) {
@@ -54,26 +58,28 @@ __device__ inline int32_t units_of(const DecodeCall& call, const SequencePlan& p
 
 // What a CTA takes.
 struct CtaPlan {
-  int32_t total;  // units of the call
-  int32_t begin;  // the CTA's first
+  int32_t total;    // units of the call
+  EvenSplit split;  // over CTAs with work
+  int32_t begin;    // the CTA's first
   int32_t count;
-  int32_t num_ctas;   // with work
   int32_t num_warps;  // of the CTA
   bool is_in_steps;   // whether stretches begin at whole steps
 };
 
 __device__ inline CtaPlan split_units(const DecodeCall& call, int32_t total) {
-  CtaPlan plan = {total, 0, 0, 1, static_cast<int32_t>(blockDim.x / 32), false};
-  plan.num_ctas = max(min(total, static_cast<int32_t>(gridDim.x)), 1);
+  CtaPlan plan = {};
+  const int32_t num_ctas = max(min(total, static_cast<int32_t>(gridDim.x)), 1);
   const auto cta = static_cast<int32_t>(blockIdx.x);
-  if (cta >= plan.num_ctas) return plan;
-  const EvenSplit split(total, plan.num_ctas);
-  plan.begin = split.begin(cta);
-  plan.count = split.begin(cta + 1) - plan.begin;
+  plan.total = total;
+  if (cta >= num_ctas) return plan;
+  plan.split = split_evenly(total, num_ctas);
+  plan.begin = plan.split.begin(cta);
+  plan.count = plan.split.begin(cta + 1) - plan.begin;
+  plan.num_warps = static_cast<int32_t>(blockDim.x / 32);
+  if (call.piece_tiles > 0) return plan;
   // A step has 8 tiles at most, so that no stretch within a segment is empty.
-  plan.is_in_steps = call.piece_tiles == 0 && split.each >= 16 * plan.num_warps;
-  if (call.piece_tiles == 0)
-    plan.num_warps = min(split.each + (split.more > 0 ? 1 : 0), plan.num_warps);
+  plan.is_in_steps = plan.split.each >= 16 * plan.num_warps;
+  plan.num_warps = min(plan.split.each + (plan.split.more > 0 ? 1 : 0), plan.num_warps);
   return plan;
 }
 
@@ -139,7 +145,7 @@ __device__ inline int32_t wanted_unit(const DecodeCall& call, const CtaPlan& cta
   if (call.piece_tiles > 0) return cta.begin;
   const int which = static_cast<int>(threadIdx.x) % 4;
   const int32_t warp = min(static_cast<int32_t>(threadIdx.x) / 32, cta.num_warps - 1);
-  const EvenSplit split(cta.count, cta.num_warps);
+  const EvenSplit split = split_evenly(cta.count, cta.num_warps);
   if (which >= 2) return cta.begin + (which == 2 ? 0 : cta.count);
   return cta.begin + split.begin(warp + which);
 }
@@ -177,11 +183,16 @@ struct PlanRound {
   Figures warps_before;  // of the warp whose number is the lane's, within the round
   Figures total;         // of all rounds up to this one
 
+  // Few sequences: every warp plans them by itself, and no warp waits for others.
+  static __device__ bool is_by_warp(const DecodeCall& call) { return call.num_seqs <= 32; }
+
   template <int kColumns>
   __device__ void sum_up(const DecodeCall& call, bool reports, PlanShared& shared) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const auto me = static_cast<int32_t>(threadIdx.x);
+    const bool by_warp = is_by_warp(call);
+    const auto me = static_cast<int32_t>(by_warp ? lane : threadIdx.x);
+    if (by_warp && warp > 0) reports = false;
     SequencePlan plan = {};
     Lengths lengths = {0, 0};
     if (me < count) {
@@ -194,33 +205,45 @@ struct PlanRound {
       const Figures sum = running_sum(
           {static_cast<uint32_t>(plan.q_len), static_cast<uint32_t>(units_of(call, plan))},
           in_warp);
-      shared.sequences[me] = {in_warp, lengths};
-      if (lane == 31) shared.warps[warp] = sum;
-      __syncthreads();
-      Figures of_warp = {0, 0};
-      if (lane < static_cast<int>(blockDim.x / 32)) of_warp = shared.warps[lane];
-      total = before + shuffle(running_sum(of_warp, warps_before), 31);
+      shared.sequences[threadIdx.x] = {in_warp, lengths};
+      Figures of_warps = sum;
+      if (by_warp) {
+        __syncwarp();
+      } else {
+        if (lane == 31) shared.warps[warp] = sum;
+        __syncthreads();
+        of_warps = {0, 0};
+        if (lane < static_cast<int>(blockDim.x / 32)) of_warps = shared.warps[lane];
+        of_warps = running_sum(of_warps, warps_before);
+      }
+      total = before + shuffle(of_warps, 31);
       if (is_cut || total.rows <= static_cast<uint32_t>(call.num_rows)) return;
       // More q_lens than rows: those past the last row are left out, so that there are no more
       // units than the host has counted.
       const auto first_row =
-          static_cast<int32_t>((before + shuffle(warps_before, warp) + in_warp).rows);
+          static_cast<int32_t>((before + shuffle(warps_before, me / 32) + in_warp).rows);
       const int32_t left = max(call.num_rows - first_row, 0);
       if (reports && first_row <= call.num_rows && plan.q_len > left)
         report_wrong(call, plan.q_len);
       take_rows<kColumns>(call, left, plan);
-      __syncthreads();
+      if (by_warp)
+        __syncwarp();
+      else
+        __syncthreads();
     }
   }
 
   // The sequence of the round that has the unit, where one has. All lanes call it.
-  __device__ void find(int32_t unit, const PlanShared& shared, UnitPlace& place) const {
+  __device__ void find(const DecodeCall& call, int32_t unit, const PlanShared& shared,
+                       UnitPlace& place) const {
+    const SequenceNote* notes = shared.sequences;
+    if (is_by_warp(call)) notes += threadIdx.x / 32 * 32;
     int32_t index = 0;
     Figures sum = before;
 #pragma unroll 1
     for (int32_t step = count > 1 ? 1 << (31 - __clz(count - 1)) : 0; step > 0; step /= 2) {
       const int32_t next = min(index + step, count - 1);
-      const Figures at = before + shuffle(warps_before, next / 32) + shared.sequences[next].before;
+      const Figures at = before + shuffle(warps_before, next / 32) + notes[next].before;
       if (at.units > static_cast<uint32_t>(unit)) continue;
       index = next;
       sum = at;
@@ -228,7 +251,7 @@ struct PlanRound {
     if (static_cast<uint32_t>(unit) < before.units || static_cast<uint32_t>(unit) >= total.units)
       return;
     place = {first + index, static_cast<int32_t>(sum.rows), unit - static_cast<int32_t>(sum.units),
-             shared.sequences[index].lengths};
+             notes[index].lengths};
   }
 };
 
@@ -259,7 +282,7 @@ __device__ inline CtaPlan plan_cta(const DecodeCall& call, PlanShared& shared,
         if (cta.count == 0) return cta;
         unit = wanted_unit(call, cta);
       }
-      if (pass == 1) round.find(unit, shared, at);
+      if (pass == 1) round.find(call, unit, shared, at);
       if (is_last) {
         if (static_cast<uint32_t>(unit) >= round.total.units)
           at = {

@@ -213,6 +213,46 @@ __device__ inline void boundary_tile(const StepView<Shape>& view, int32_t tile,
     add_specials(view, first_key, seen, values, state.sums);
 }
 
+// The products of values, loads one ahead of them.
+template <typename Shape, int kTiles>
+__device__ inline void add_values(const StepView<Shape>& view, const TilePlace& place,
+                                  const Scores<Shape>* scores, PieceState<Shape>& state) {
+  using Format = typename Shape::Format;
+  constexpr int kChunks = Format::kValueChunks;
+  const auto load = [&](int at, typename Format::Values& loaded) {
+    const int tile = at / kChunks;
+    Format::load_values(place.data + tile * Format::kTileBytes,
+                        place.scales + tile * Format::kTileScaleBytes, view.lane, at % kChunks,
+                        loaded);
+  };
+  typename Format::Values loaded[2];
+  load(0, loaded[0]);
+  Weights<Shape> weights;
+#pragma unroll
+  for (int at = 0; at < kTiles * kChunks; ++at) {
+    if (at + 1 < kTiles * kChunks) load(at + 1, loaded[(at + 1) % 2]);
+    if (at % kChunks == 0) state.weigh(scores[at / kChunks], view.factors, weights);
+    add_chunk<Shape>(loaded[at % 2], at % kChunks, weights, state.sums);
+  }
+}
+
+// A tile that all columns see whole, by itself.
+template <typename Shape>
+__device__ inline void whole_tile(const StepView<Shape>& view, const TilePlace& keys,
+                                  const TilePlace& values, PieceState<Shape>& state) {
+  Scores<Shape> scores;
+  key_products<Shape, 1>(keys, view.lane, view.queries, &scores);
+  if (view.call.base2_cap > 0.0f) cap_scores(view, scores);
+  float top[Shape::kColumnTiles][2];
+#pragma unroll
+  for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      top[tile][i] = fmaxf(scores.at[tile][i], scores.at[tile][i + 2]) * view.factors.at[tile][i];
+  state.raise(top);
+  add_values<Shape, 1>(view, values, &scores, state);
+}
+
 // Products of a step's keys that all columns see, and room for their maximum; those of tiles from
 // `count` on do not count.
 template <typename Shape>
@@ -268,23 +308,7 @@ __device__ inline void whole_step(const StepView<Shape>& view, int count, const 
   ring.template issue<1>();
   const uint8_t* values = memory + ring.slot();
   ring.next();
-  // Loads are one ahead of products.
-  constexpr int kChunks = Format::kValueChunks;
-  const auto load = [&](int at, typename Format::Values& loaded) {
-    const int tile = at / kChunks;
-    Format::load_values(values + tile * Format::kTileBytes,
-                        values + kTiles * Format::kTileBytes + tile * Format::kTileScaleBytes,
-                        view.lane, at % kChunks, loaded);
-  };
-  typename Format::Values loaded[2];
-  load(0, loaded[0]);
-  Weights<Shape> weights;
-#pragma unroll
-  for (int at = 0; at < kTiles * kChunks; ++at) {
-    if (at + 1 < kTiles * kChunks) load(at + 1, loaded[(at + 1) % 2]);
-    if (at % kChunks == 0) state.weigh(scores[at / kChunks], view.factors, weights);
-    add_chunk<Shape>(loaded[at % 2], at % kChunks, weights, state.sums);
-  }
+  add_values<Shape, kTiles>(view, {values, values + kTiles * Format::kTileBytes}, scores, state);
 }
 
 // One of which tokens are missing or hidden from columns.
@@ -308,8 +332,14 @@ __device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile,
       if ((loaded >> i & 1u) == 0) continue;
       const int data_at = i * Format::kTileBytes;
       const int scales_at = kScalesAt + i * Format::kTileScaleBytes;
-      boundary_tile<Shape>(view, tile + i, {keys + data_at, keys + scales_at},
-                           {values + data_at, values + scales_at}, state);
+      const TilePlace key_place = {keys + data_at, keys + scales_at};
+      const TilePlace value_place = {values + data_at, values + scales_at};
+      const Stretch& whole = view.walk().whole;
+      if (kTiles > 1 && tile + i >= whole.begin && tile + i < whole.end &&
+          view.call.mask == nullptr)
+        whole_tile<Shape>(view, key_place, value_place, state);
+      else
+        boundary_tile<Shape>(view, tile + i, key_place, value_place, state);
     }
   }
   ring.wait();
