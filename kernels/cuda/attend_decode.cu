@@ -21,7 +21,7 @@ namespace {
 // A CTA per multiprocessor, of which no GPU has more. The workspace is laid out for so many.
 constexpr int kMaxCtas = 256;
 // What it costs a warp to begin a segment, in tiles.
-constexpr int32_t kBeginTiles = 8;
+constexpr int32_t kBeginTiles = 10;
 // Deterministic calls: a CTA takes 4096 tokens at a time, and a sequence has at most 32 pieces.
 constexpr int32_t kPieceTiles = 256;
 constexpr int32_t kMaxPieces = 32;

@@ -136,8 +136,9 @@ __device__ __noinline__ void merge_pieces(const DecodeCall& call, const PieceNot
                                           uint8_t* whole, int thread, int num_threads) {
   constexpr int kFours = Shape::kDim / 4;
   constexpr int kAtOnce = 4;
+  const int items = min(Shape::kColumns, note.num_pairs - note.first_pair) * kFours;
 #pragma unroll 1
-  for (int item = thread; item < Shape::kColumns * kFours; item += num_threads) {
+  for (int item = thread; item < items; item += num_threads) {
     const int column = item / kFours;
     const int four = item % kFours;
     const ColumnPlace place =
@@ -186,7 +187,7 @@ __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_
   const int32_t segment = lane < 2 * num_warps ? notes[lane].segment : -1;
   const uint32_t same = __match_any_sync(~0u, segment);
   uint32_t leaders = __ballot_sync(~0u, segment >= 0 && __ffs(static_cast<int>(same)) - 1 == lane);
-  const int num_sets = max(min(__popc(leaders), num_warps / 4), 1);
+  const int num_sets = max(min(__popc(leaders), num_warps), 1);
   const int set_warps = num_warps / num_sets;
   const int set = thread / 32 / set_warps;
   if (set >= num_sets) return;
@@ -229,57 +230,73 @@ __device__ inline void publish_slot(const DecodeCall& call, int64_t slot) {
 // Gives up after some ten seconds and counts a fault: lengths that were changed during the call may
 // have told CTAs different things.
 __device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
-  uint64_t stamp = 0;
-  uint32_t polls = 0;
-  for (; polls < 1u << 28; ++polls) {
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+  uint64_t stamp;
+  for (uint32_t polls = 0; polls < 1u << 24; ++polls) {
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
                  : "=l"(stamp)
                  : "l"(call.space.stamps + slot)
                  : "memory");
-    if (stamp == call.stamp) break;
-    __nanosleep(32);
+    if (stamp == call.stamp) return;
   }
-  if (stamp != call.stamp) call.use.report(slot);
-  __threadfence();
+  call.use.report(slot);
 }
 
-// By all threads of the CTA, whose shared memory is free: brings the slots there, as many at a time
-// as it holds, and writes the columns.
+// Four dims of a column over consecutive slots of a job, some loaded at a time.
+template <typename Shape>
+__device__ inline MergedSums add_slots(const DecodeCall& call, const MergeJob& job, int32_t first,
+                                       int32_t end, int column, int four) {
+  constexpr int kAtOnce = 6;
+  MergedSums merged;
+#pragma unroll 1
+  for (; first < end; first += kAtOnce) {
+    float2 states[kAtOnce];
+    float4 sums[kAtOnce];
+    float highest = merged.max;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const PieceSlot<Shape> slot(call.space.parts +
+                                  job.slot(min(first + i, end - 1)) * Shape::kSlotBytes);
+      states[i] = __ldcg(&slot.state(column));
+      sums[i] = __ldcg(&slot.at(column, four));
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) highest = fmaxf(highest, states[i].x);
+    merged.raise(highest);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i < end) merged.add(states[i], sums[i]);
+  }
+  return merged;
+}
+
+// By all threads of the CTA, whose shared memory is free. Threads that columns do not need take
+// stretches of the slots side by side, whose sums meet there; then the columns are written.
 template <typename Shape>
 __device__ void merge_slots(const DecodeCall& call, const MergeJob& job, uint8_t* memory) {
+  constexpr int kFours = Shape::kDim / 4;
   const auto threads = static_cast<int>(blockDim.x);
   const int thread = thread_index();
-  // Two slots are for what has been merged, in turn.
-  const int32_t capacity =
-      threads / 32 * (Shape::kRingBytes + Shape::kSlotBytes) / Shape::kSlotBytes - 2;
-  const auto merged = [&](int32_t round) {
-    return memory + (capacity + round % 2) * Shape::kSlotBytes;
-  };
   for (int32_t i = thread; i < job.num_slots; i += threads) wait_for_slot(call, job.slot(i));
   __syncthreads();
-  for (int32_t i = thread; i < job.num_slots; i += threads) call.space.stamps[job.slot(i)] = 0;
+  const int items = min(Shape::kColumns, job.note.num_pairs - job.note.first_pair) * kFours;
+  const int stretches = max(min(threads / items, job.num_slots), 1);
+  const int32_t each = (job.num_slots + stretches - 1) / stretches;
 #pragma unroll 1
-  for (int32_t done = 0, round = 0; done < job.num_slots; ++round) {
-    const int32_t count = min(job.num_slots - done, capacity);
-    constexpr int kUnits = Shape::kSlotBytes / 16;
-    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
-#pragma unroll 4
-    for (int32_t unit = thread; unit < count * kUnits; unit += threads) {
-      const int64_t slot = job.slot(done + unit / kUnits);
-      copy_async(to + unit * 16, call.space.parts + slot * Shape::kSlotBytes + unit % kUnits * 16);
-    }
-    commit_copies();
-    wait_for_copies<0>();
-    __syncthreads();
-    const bool is_last = done + count == job.num_slots;
-    const bool is_first = done == 0;
-    merge_pieces<Shape>(call, job.note, is_first ? memory : merged(round + 1),
-                        is_first ? memory + Shape::kSlotBytes : memory,
-                        is_first ? count : count + 1, is_last ? nullptr : merged(round), thread,
-                        threads);
-    __syncthreads();
-    done += count;
+  for (int i = thread; i < items * stretches; i += threads) {
+    const int column = i % items / kFours;
+    const int four = i % kFours;
+    const int32_t first = min(i / items * each, job.num_slots);
+    const MergedSums merged =
+        add_slots<Shape>(call, job, first, min(first + each, job.num_slots), column, four);
+    const PieceSlot<Shape> slot(memory + i / items * Shape::kSlotBytes);
+    if (four == 0) slot.state(column) = {merged.max, merged.total};
+    slot.at(column, four) = merged.sums;
   }
+  __syncthreads();
+  for (int32_t i = thread; i < job.num_slots; i += threads) call.space.stamps[job.slot(i)] = 0;
+  merge_pieces<Shape>(call, job.note, memory, memory + Shape::kSlotBytes, stretches, nullptr,
+                      thread, threads);
+  __syncthreads();
 }
 
 }  // namespace larder::kernels::cuda

@@ -139,15 +139,16 @@ struct StretchPlace {
   int32_t segment;  // its first unit there
 };
 
-// A lane's place: where its warp begins (lane 0 of four), where the next one does (1), where the
-// CTA begins (2) and where the next one does (3). With pieces, all lanes have the CTA's begin.
+// The lanes of a warp stand for places in turn: where the warp begins, where the next one does and,
+// in warp 0, where the CTA begins and where the next one does.
+__device__ inline int places_of_warp() { return threadIdx.x < 32 ? 4 : 2; }
+// The unit of the lane's place. With pieces, all have the CTA's begin.
 __device__ inline int32_t wanted_unit(const DecodeCall& call, const CtaPlan& cta) {
   if (call.piece_tiles > 0) return cta.begin;
-  const int which = static_cast<int>(threadIdx.x) % 4;
-  const int32_t warp = min(static_cast<int32_t>(threadIdx.x) / 32, cta.num_warps - 1);
-  const EvenSplit split = split_evenly(cta.count, cta.num_warps);
+  const int which = static_cast<int>(threadIdx.x) % places_of_warp();
   if (which >= 2) return cta.begin + (which == 2 ? 0 : cta.count);
-  return cta.begin + split.begin(warp + which);
+  const int32_t warp = min(static_cast<int32_t>(threadIdx.x) / 32, cta.num_warps - 1);
+  return cta.begin + split_evenly(cta.count, cta.num_warps).begin(warp + which);
 }
 
 // The place of a unit. What begins before a segment's second tile begins with the segment, and
@@ -233,7 +234,7 @@ struct PlanRound {
     }
   }
 
-  // The sequence of the round that has the unit, where one has. All lanes call it.
+  // The sequence of the round that has the lane's unit, where one has. By a warp.
   __device__ void find(const DecodeCall& call, int32_t unit, const PlanShared& shared,
                        UnitPlace& place) const {
     const SequenceNote* notes = shared.sequences;

@@ -10,8 +10,16 @@
 
 namespace larder::kernels::cuda {
 
-__device__ inline void copy_async(uint32_t to, const uint8_t* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+// What is streamed leaves the L2 first, so that code, lengths and tables stay there.
+__device__ inline void stream_async(uint32_t to, const uint8_t* from) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy;\n"
+      "}" ::"r"(to),
+      "l"(from)
+      : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLater>
@@ -69,8 +77,8 @@ class Ring {
       const uint8_t* block = call_.layer.base + uint64_t{block_} * call_.layer.block_stride_bytes;
       copy_data<kSide>(lane, to, block + (call_.layer.side_offset_bytes[kSide] + data_at_));
       if constexpr (Format::kTileScaleBytes > 0)
-        copy_async(to + kStepTiles * Format::kTileBytes + lane * 16,
-                   block + (call_.layer.scale_offset_bytes[kSide] + scale_at_));
+        stream_async(to + kStepTiles * Format::kTileBytes + lane * 16,
+                     block + (call_.layer.scale_offset_bytes[kSide] + scale_at_));
     }
     commit_copies();
     if constexpr (kSide == 1) {
@@ -158,7 +166,7 @@ class Ring {
     for (int move = 0; move < kMoves; ++move) {
       const int unit = kTileLanes * move + lane % kTileLanes;
       const int place = kSide == 0 ? Format::key_unit(unit) : Format::value_unit(unit);
-      copy_async(to + place * 16, from + move * kTileLanes * 16);
+      stream_async(to + place * 16, from + move * kTileLanes * 16);
     }
   }
 

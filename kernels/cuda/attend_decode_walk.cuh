@@ -71,8 +71,14 @@ struct Lengths {
   int32_t q_len;
   int32_t seq_len;
 };
+// Through the L1: where every warp plans by itself, all want the same words at the same time.
+__device__ inline int32_t load_length(const int32_t* length) {
+  int32_t value;
+  asm volatile("ld.global.ca.b32 %0, [%1];" : "=r"(value) : "l"(length));
+  return value;
+}
 __device__ inline Lengths lengths_of(const DecodeCall& call, int32_t sequence) {
-  return {load_once(call.q_lens + sequence), load_once(call.seq_lens + sequence)};
+  return {load_length(call.q_lens + sequence), load_length(call.seq_lens + sequence)};
 }
 
 // Code that few calls need is kept out of line: what a kernel runs once costs it the fetch.
