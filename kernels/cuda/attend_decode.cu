@@ -20,8 +20,9 @@ namespace {
 
 // A CTA per multiprocessor, of which no GPU has more. The workspace is laid out for so many.
 constexpr int kMaxCtas = 256;
-// What it costs a warp to begin a segment, in tiles.
-constexpr int32_t kBeginTiles = 10;
+// What it costs a warp to begin a segment, in bytes that it might have read: ten tiles of nvfp4 at
+// dim 128.
+constexpr int64_t kBeginBytes = 23'040;
 // Deterministic calls: a CTA takes 4096 tokens at a time, and a sequence has at most 32 pieces.
 constexpr int32_t kPieceTiles = 256;
 constexpr int32_t kMaxPieces = 32;
@@ -98,6 +99,7 @@ Status supports_options(const AttendParams& params) {
 
 struct DecodeLayout {
   int columns = 8;  // of an instance
+  int32_t begin_tiles = 0;
   int32_t piece_tiles = 0;
   int32_t max_pieces = 1;
   int64_t max_tokens = 0;
@@ -131,11 +133,16 @@ DecodeLayout decode_layout(const AttendParams& params) {
       static_cast<double>(num_rows) * static_cast<double>(group) / layout.columns +
       static_cast<double>(params.num_seqs) + 2;
   const int64_t tiles = layout.max_tokens / kTileTokens + 1;
+  const int64_t row_bytes = row_data_bytes(geometry.k_format, geometry.k_dim) +
+                            row_scale_bytes(geometry.k_format, geometry.k_dim);
+  layout.begin_tiles =
+      static_cast<int32_t>(std::max<int64_t>(kBeginBytes / (2 * kTileTokens * row_bytes), 1));
   layout.max_units =
-      column_tiles * geometry.num_kv_heads * static_cast<double>(tiles + kBeginTiles);
+      column_tiles * geometry.num_kv_heads * (static_cast<double>(tiles) + layout.begin_tiles);
   double slots = 2 * kMaxCtas;
   if (params.deterministic || params.num_splits > 0) {
     const bool is_given = params.num_splits > 0;
+    layout.begin_tiles = 0;
     layout.piece_tiles = is_given ? 1 : kPieceTiles;
     layout.max_pieces = is_given ? std::min(params.num_splits, kMaxGivenPieces) : kMaxPieces;
     const int64_t pieces = std::min<int64_t>(layout.max_pieces, tiles / layout.piece_tiles + 1);
@@ -233,7 +240,7 @@ DecodeCall decode_call(const AttendParams& params, const DecodeLayout& layout,
   call.window_left = params.window_left;
   call.piece_tiles = layout.piece_tiles;
   call.max_pieces = layout.max_pieces;
-  call.begin_tiles = layout.piece_tiles == 0 ? kBeginTiles : 0;
+  call.begin_tiles = layout.begin_tiles;
   call.scale = params.scale;
   call.logit_factor = params.scale * cpu::key_scale(layer) * kLog2E;
   call.value_factor = cpu::value_scale(layer);

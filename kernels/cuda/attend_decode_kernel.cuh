@@ -256,21 +256,20 @@ __device__ inline void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 // What the call begins with takes a while when it is first looked at: parameters, in lines of 64
-// bytes, lengths, and the block table, of which each thread of the grid brings a line near. Done
-// while the kernel before may still run: nothing is read.
+// bytes, lengths, which the first CTA brings near for all, and the block table, of which each
+// thread of the grid brings a line. Done while the kernel before may still run: nothing is read.
 __device__ inline void bring_near(const DecodeCall& call) {
   constexpr int kLineWords = 16;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(DecodeCall) / 4); i += kLineWords)
     asm volatile("" ::"r"(reinterpret_cast<const int*>(&call)[i]));
-  const int thread = thread_index();
-  if (thread < call.num_seqs) {
-    prefetch(call.q_lens + thread);
-    prefetch(call.seq_lens + thread);
+  constexpr int kLineInts = 32;
+  const int64_t at = int64_t{blockIdx.x * blockDim.x + thread_index()} * kLineInts;
+  if (blockIdx.x == 0 && at < call.num_seqs) {
+    prefetch(call.q_lens + at);
+    prefetch(call.seq_lens + at);
   }
-  constexpr int kLineIds = 32;
-  const int64_t id = int64_t{blockIdx.x * blockDim.x + thread} * kLineIds;
-  if (id < call.num_seqs * call.block_table_stride) prefetch(call.block_table + id);
+  if (at < call.num_seqs * call.block_table_stride) prefetch(call.block_table + at);
 }
 
 // The block ids that the warp begins with are wanted soon: a load of each 32 bytes of them brings

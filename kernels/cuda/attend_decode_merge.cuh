@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attend_decode_plan.cuh"
 #include "kernels/cuda/attend_decode_products.cuh"
-#include "kernels/cuda/attend_decode_ring.cuh"
 
 namespace larder::kernels::cuda {
 
