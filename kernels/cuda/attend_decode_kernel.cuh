@@ -255,14 +255,10 @@ __device__ __noinline__ void find_piece_end(const DecodeCall& call, const PieceW
 __device__ inline void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
-// What the call begins with takes a while when it is first looked at: parameters, in lines of 64
-// bytes, lengths, which the first CTA brings near for all, and the block table, of which each
-// thread of the grid brings a line. Done while the kernel before may still run: nothing is read.
+// Lengths and block ids take a while when they are first looked at: the first CTA brings the
+// lengths near for all, and each thread of the grid a line of the block table. Done while the
+// kernel before may still run: nothing is read.
 __device__ inline void bring_near(const DecodeCall& call) {
-  constexpr int kLineWords = 16;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(DecodeCall) / 4); i += kLineWords)
-    asm volatile("" ::"r"(reinterpret_cast<const int*>(&call)[i]));
   constexpr int kLineInts = 32;
   const int64_t at = int64_t{blockIdx.x * blockDim.x + thread_index()} * kLineInts;
   if (blockIdx.x == 0 && at < call.num_seqs) {
@@ -270,18 +266,6 @@ __device__ inline void bring_near(const DecodeCall& call) {
     prefetch(call.seq_lens + at);
   }
   if (at < call.num_seqs * call.block_table_stride) prefetch(call.block_table + at);
-}
-
-// The block ids that the warp begins with are wanted soon: a load of each 32 bytes of them brings
-// them to the L1. The lanes' places are those of lane 0, if their numbers are multiples of four.
-__device__ inline int32_t bring_ids_near(const DecodeCall& call, const StretchPlace& place) {
-  const int lane = thread_index() % 32;
-  const Walk& walk = place.walk;
-  if (lane % 4 != 0 || walk.plan.keys == 0) return 0;
-  const int32_t first = max(walk.plan.begin + place.from, walk.seen.begin);
-  const int32_t index = (first >> call.layer.block_shift) + lane;
-  if (index > (tiles_of(walk.plan.keys) - 1) >> call.layer.block_shift) return 0;
-  return __ldg(call.block_table + walk.sequence * call.block_table_stride + index);
 }
 
 // Grid: a CTA per multiprocessor; CTA: up to 12 warps, each with a ring of its own. Reads every
@@ -308,7 +292,6 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   StretchPlace place;
   const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
   if (planned.count == 0) return;
-  const int32_t near_id = bring_ids_near(call, place);
   if (thread_index() == 0) cta = planned;
   if (is_pieces) {
     if (thread_index() == 0) {
@@ -335,7 +318,6 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     if (thread_index() == 3) end.publishes[1] = place.from > 0 && place.segment >= cta_begin;
     __syncwarp();
   }
-  asm volatile("" ::"r"(near_id));
 #pragma unroll 1
   for (int32_t index = is_pieces ? planned.begin : static_cast<int32_t>(blockIdx.x);; ++index) {
     if (is_pieces) {

@@ -184,8 +184,11 @@ struct PlanRound {
   Figures warps_before;  // of the warp whose number is the lane's, within the round
   Figures total;         // of all rounds up to this one
 
-  // Few sequences: every warp plans them by itself, and no warp waits for others.
-  static __device__ bool is_by_warp(const DecodeCall& call) { return call.num_seqs <= 32; }
+  // Few sequences: every warp plans them by itself, and no warp waits for others. Not with pieces,
+  // of which all warps of a CTA must count the same even if lengths change meanwhile.
+  static __device__ bool is_by_warp(const DecodeCall& call) {
+    return call.num_seqs <= 32 && call.piece_tiles == 0;
+  }
 
   template <int kColumns>
   __device__ void sum_up(const DecodeCall& call, bool reports, PlanShared& shared) {

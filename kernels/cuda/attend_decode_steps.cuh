@@ -236,7 +236,8 @@ __device__ inline void add_values(const StepView<Shape>& view, const TilePlace& 
   }
 }
 
-// A tile that all columns see whole, by itself.
+// A tile that all columns see whole, by itself. Of values that have no infinities: a weight that
+// has become 0 would make NaN of one.
 template <typename Shape>
 __device__ inline void whole_tile(const StepView<Shape>& view, const TilePlace& keys,
                                   const TilePlace& values, PieceState<Shape>& state) {
@@ -335,8 +336,8 @@ __device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile,
       const TilePlace key_place = {keys + data_at, keys + scales_at};
       const TilePlace value_place = {values + data_at, values + scales_at};
       const Stretch& whole = view.walk().whole;
-      if (kTiles > 1 && tile + i >= whole.begin && tile + i < whole.end &&
-          view.call.mask == nullptr)
+      if (kTiles > 1 && !Format::kHasInfinities && tile + i >= whole.begin &&
+          tile + i < whole.end && view.call.mask == nullptr)
         whole_tile<Shape>(view, key_place, value_place, state);
       else
         boundary_tile<Shape>(view, tile + i, key_place, value_place, state);

@@ -240,6 +240,7 @@ __device__ inline bool enter_here(const DecodeCall& call, int32_t from, LoadPlac
 // apart from the code around it, which is run a thousand times as often.
 template <int kColumns>
 __device__ __noinline__ void enter_next(const DecodeCall& call, LoadPlace& place) {
+  __syncwarp();  // all lanes have seen that the place is at its end
   if (threadIdx.x % 32 == 0) {
     do {
       next_segment<kColumns>(call, place.walk);

@@ -1,6 +1,6 @@
 // Keys that many sequences of a batch share at their head, attended once for all of their rows. The
-// results are unnormalised states, from which the kernel that takes the rest of each sequence's
-// keys starts.
+// results are unnormalised states, which the kernel that takes the rest of each sequence's keys
+// adds to its own.
 #pragma once
 
 #include <cstddef>

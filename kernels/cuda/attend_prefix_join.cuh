@@ -1,4 +1,4 @@
-// The splits of a shared prefix as one, so that every sequence of a batch starts from one state.
+// The splits of a shared prefix as one, so that every sequence of a batch adds one state.
 #pragma once
 
 #include <cstdint>
