@@ -132,10 +132,4 @@ __device__ inline int thread_index() {
   return index;
 }
 
-__device__ inline float exp2_fast(float value) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-}
-
 }  // namespace larder::kernels::cuda

@@ -105,19 +105,6 @@ __device__ void keep_piece(const PieceSlot<Shape>& slot, const PieceState<Shape>
     }
 }
 
-template <int kColumns>
-__device__ inline PieceNote note_of(const DecodeCall& call, const Walk& walk, int32_t segment,
-                                    bool begins, bool ends) {
-  return {segment,
-          walk.first_row,
-          walk.plan.rows * call.group,
-          walk.column_tile * kColumns,
-          walk.head,
-          walk.plan.tiles,
-          begins,
-          ends};
-}
-
 // A piece becomes a result if it is a whole segment. Of other segments, the first and the last of
 // the warp's stretch, the sums stay in shared memory. Whether the warp has more to take, from the
 // segment's first tile on.
@@ -146,13 +133,7 @@ __device__ inline bool end_piece(const DecodeCall& call, uint8_t* memory, PieceN
   }
   if (left == 0) return false;
   __syncwarp();
-  if (thread_index() % 32 == 0) {
-    places.segment += call.begin_tiles + walk.plan.tiles;
-    places.left = left - call.begin_tiles;
-    places.from = 0;
-    ++places.done;
-    next_segment<Shape::kColumns>(call, places.products);
-  }
+  if (thread_index() % 32 == 0) go_on_after<Shape::kColumns>(call, left, places);
   __syncwarp();
   return true;
 }
@@ -184,72 +165,6 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
                       {max(first, walk.seen.begin), min(end, walk.seen.end)}, ring_memory, ring,
                       state);
   } while (end_piece<Shape>(call, memory, notes, all_places, state));
-}
-
-// Pieces of a CTA, one after another, all its warps on each.
-struct PieceWalk {
-  Walk walk;
-  int32_t tiles;  // of a piece
-  int32_t count;  // pieces of the segment
-  int32_t piece;
-
-  __device__ __noinline__ void enter(const DecodeCall& call) {
-    tiles = tiles_of_piece(call, walk.plan.tiles);
-    count = pieces_of(walk.plan.tiles, tiles);
-    piece = 0;
-  }
-  template <int kColumns>
-  __device__ __noinline__ void next(const DecodeCall& call) {
-    if (++piece < count) return;
-    next_segment<kColumns>(call, walk);
-    enter(call);
-  }
-};
-
-// A warp's share of the piece.
-__device__ __noinline__ inline void share_piece(const PieceWalk& at, int32_t index,
-                                                WarpPlaces& places) {
-  const int32_t from = at.piece * at.tiles;
-  const EvenSplit split =
-      split_evenly(min(at.tiles, at.walk.plan.tiles - from), static_cast<int32_t>(blockDim.x / 32));
-  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
-  places.products = at.walk;
-  places.done = 0;
-  places.from = from + split.begin(warp);
-  places.left = split.begin(warp + 1) - split.begin(warp);
-  places.segment = index;
-}
-
-// What CTAs have to do with each other at their ends. By a thread.
-struct CtaEnd {
-  bool publishes[2];  // slot 0: of the segment that began before; 1: of one that begins here
-  MergeJob job;
-};
-
-// Of an even stretch that begins at one place and ends at another: a segment that began before and
-// ends here is this CTA's to merge.
-template <int kColumns, int kStepTiles>
-__device__ inline void find_even_end(const DecodeCall& call, const CtaPlan& cta,
-                                     const StretchPlace& begin, int32_t end_unit, CtaEnd& result) {
-  const PieceNote note = note_of<kColumns>(call, begin.walk, begin.segment, true, true);
-  result.publishes[0] = begin.from > 0;
-  result.job.num_slots = 0;
-  if (begin.from == 0 || begin.segment + call.begin_tiles + note.tiles > end_unit) return;
-  // The last CTA whose begin was moved to that of the segment, or that begins before it.
-  const int32_t moved = call.begin_tiles + (cta.is_in_steps ? kStepTiles - 1 : 0);
-  const int32_t first = cta.split.part_of(begin.segment + moved);
-  result.job = {note, static_cast<int32_t>(blockIdx.x) - first + 1, 2 * first + 1, 2 * first + 2,
-                2};
-}
-template <int kColumns>
-__device__ __noinline__ void find_piece_end(const DecodeCall& call, const PieceWalk& at,
-                                            int32_t index, CtaEnd& result) {
-  result = {};
-  if (at.count == 1) return;
-  result.publishes[0] = true;
-  if (at.piece + 1 < at.count) return;
-  const int32_t first = index - at.piece;
-  result.job = {note_of<kColumns>(call, at.walk, 0, true, true), at.count, first, first + 1, 1};
 }
 
 __device__ inline void prefetch(const void* address) {
@@ -305,17 +220,11 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     const int32_t cta_end = __shfl_sync(~0u, place.unit, 3);
     if (thread_index() % 32 == 0) {
       const int warp = thread_index() / 32;
-      WarpPlaces& places = all_places[warp];
-      places.products = place.walk;
-      places.from = place.from;
-      places.segment = place.segment;
-      places.done = 0;
-      places.left = warp < planned.num_warps ? next_unit - place.unit : 0;
-      if (places.left > 0 && place.from == 0) places.left -= call.begin_tiles;
+      share_stretch(call, place, warp < planned.num_warps, next_unit, all_places[warp]);
     }
     if (thread_index() == 2)
       find_even_end<Shape::kColumns, kStepTiles>(call, planned, place, cta_end, end);
-    if (thread_index() == 3) end.publishes[1] = place.from > 0 && place.segment >= cta_begin;
+    if (thread_index() == 3) end.publishes[1] = leaves_begun(place, cta_begin);
     __syncwarp();
   }
 #pragma unroll 1

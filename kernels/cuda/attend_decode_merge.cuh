@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attend_decode_plan.cuh"
+#include "kernels/cuda/attend_decode_ends.cuh"
 #include "kernels/cuda/attend_decode_products.cuh"
 
 namespace larder::kernels::cuda {
@@ -206,20 +206,6 @@ __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_
                         thread - set * set_warps * 32, set_warps * 32);
   }
 }
-
-// A segment whose last part the CTA has: `first_slot`, then next_slot, next_slot + slot_step, ...
-// num_slots 0: none.
-struct MergeJob {
-  PieceNote note;  // of the columns
-  int32_t num_slots;
-  int32_t first_slot;
-  int32_t next_slot;
-  int32_t slot_step;
-
-  __device__ int64_t slot(int32_t i) const {
-    return i == 0 ? first_slot : next_slot + int64_t{i - 1} * slot_step;
-  }
-};
 
 // What the CTA wrote before it met is there for whoever sees the stamp.
 __device__ inline void publish_slot(const DecodeCall& call, int64_t slot) {

@@ -1,10 +1,16 @@
 // Instructions and number formats of tuned attention: matrix products of 16-bit values, stored
-// codes to 16-bit values.
+// codes to 16-bit values, powers of two.
 #pragma once
 
 #include <cstdint>
 
 namespace larder::kernels::cuda {
+
+__device__ inline float exp2_fast(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
 
 // c += A * B with A [16, 16], B [16, 8], fragments as PTX's mma.m16n8k16 has them.
 template <bool kIsBf16>

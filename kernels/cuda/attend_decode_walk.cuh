@@ -73,9 +73,13 @@ struct Lengths {
 };
 // Through the L1: where every warp plans by itself, all want the same words at the same time.
 __device__ inline int32_t load_length(const int32_t* length) {
+#ifdef __CUDA_ARCH__
   int32_t value;
   asm volatile("ld.global.ca.b32 %0, [%1];" : "=r"(value) : "l"(length));
   return value;
+#else  // where a test plans on the host
+  return *length;
+#endif
 }
 __device__ inline Lengths lengths_of(const DecodeCall& call, int32_t sequence) {
   return {load_length(call.q_lens + sequence), load_length(call.seq_lens + sequence)};
