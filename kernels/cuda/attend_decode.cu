@@ -297,7 +297,7 @@ Status supports_attend_decode(const AttendParams& params) {
   if (Status s = supports_options(params); !s.ok()) return s;
   if (params.num_seqs >= int64_t{1} << 30) return not_tuned("below 2^30 sequences");
   const DecodeLayout layout = decode_layout(params);
-  if (layout.max_units >= 0x1p31) return not_tuned("below 2^31 tiles");
+  if (layout.max_units >= 0x1p31) return not_tuned("below 2^31 tiles, with what segments cost");
   if (layout.wanted_bytes > kMaxWorkspaceBytes)
     return not_tuned("partial results take at most 512 MiB");
   return {};

@@ -3,7 +3,9 @@
 //
 // "Column": a query row and a head of one KV head, as the columns of matrix products. "Tile": 16
 // consecutive tokens of one KV head. "Segment": the tiles that the columns of one column tile see,
-// in order. "Piece": consecutive tiles of one segment, taken by one warp.
+// in order. "Piece": consecutive tiles of one segment, taken by one warp. "Unit": what CTAs share
+// out, a tile or a tile's worth of what it costs to begin a segment; or, of calls that give a CTA
+// one piece of a segment after the other, such a piece.
 #pragma once
 
 #include <algorithm>

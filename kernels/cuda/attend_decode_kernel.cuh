@@ -185,7 +185,7 @@ __device__ inline void bring_near(const DecodeCall& call) {
 
 // Grid: a CTA per multiprocessor; CTA: up to 12 warps, each with a ring of its own. Reads every
 // stored byte of the tiles once per column tile. Bound by memory; after that by the decoding of
-// codes (about 2.6 instructions an element of NVFP4).
+// codes (about 2.9 instructions an element of NVFP4).
 template <typename Shape>
 __global__ __launch_bounds__(32 * Shape::kWarps,
                              1) void attend_decode_kernel(const __grid_constant__ DecodeCall call) {

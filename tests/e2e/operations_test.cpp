@@ -1,33 +1,18 @@
 // Every operation of a pool, in process and on request: the same results bit for bit, and the same
 // refusals. What the results must be is judged in tests/kernels and by tests/cases.
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "tests/e2e/executions.h"
 #include "tests/support/node.h"
 #include "tests/support/random.h"
 
 namespace larder::test {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr std::array<Execution, 2> kExecutions = {Execution::kInProcess, Execution::kOnRequest};
-
-// Bits, so that a NaN equals itself.
-std::vector<uint32_t> bits(const std::vector<float>& values) {
-  std::vector<uint32_t> result(values.size());
-  std::memcpy(result.data(), values.data(), values.size() * sizeof(float));
-  return result;
-}
-
-TensorView view(std::vector<float>& values, int64_t heads, int64_t dim) {
-  return dense_tensor(values.data(), Dtype::kFp32,
-                      static_cast<int64_t>(values.size()) / (heads * dim), heads, dim);
-}
 
 // 2 layers, 2 KV heads, K of 64 in one format and V of 32 in another, 40 tokens in 3 blocks.
 struct Filled {

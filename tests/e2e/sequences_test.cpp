@@ -1,24 +1,15 @@
 // Sequences of the client library: fork, truncate and what they share.
-#include <array>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "tests/e2e/executions.h"
 #include "tests/support/node.h"
 
 namespace larder::test {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr std::array<Execution, 2> kExecutions = {Execution::kInProcess, Execution::kOnRequest};
-
-TensorView view(std::vector<float>& values, int64_t heads, int64_t dim) {
-  return dense_tensor(values.data(), Dtype::kFp32,
-                      static_cast<int64_t>(values.size()) / (heads * dim), heads, dim);
-}
 
 TEST_CASE("forks share blocks until one of them writes into a shared tail") {
   Node node;

@@ -1,31 +1,14 @@
 // Options of attention about what a batch shares and what a rank holds, in process and on request.
-#include <array>
-#include <cstring>
-#include <limits>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "tests/e2e/executions.h"
 #include "tests/support/node.h"
 #include "tests/support/random.h"
 
 namespace larder::test {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr std::array<Execution, 2> kExecutions = {Execution::kInProcess, Execution::kOnRequest};
-
-// Bits, so that a NaN equals itself.
-std::vector<uint32_t> bits(const std::vector<float>& values) {
-  std::vector<uint32_t> result(values.size());
-  std::memcpy(result.data(), values.data(), values.size() * sizeof(float));
-  return result;
-}
-
-TensorView view(std::vector<float>& values, int64_t heads, int64_t dim) {
-  return dense_tensor(values.data(), Dtype::kFp32,
-                      static_cast<int64_t>(values.size()) / (heads * dim), heads, dim);
-}
 
 // 40 tokens in 3 blocks of a pool that may grow, so that tables are looked at before a call. Of two
 // ranks that take 16 tokens in turn, the first has blocks 0 and 2 and the second block 1.
