@@ -1,4 +1,6 @@
-// Kernels from several threads at once, as engines call them: disjoint slots, shared reads.
+// Kernels from several threads at once, as engines call them: disjoint slots, shared reads. And
+// their judge, which benchmarks ask for several sequences at once.
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -6,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "kernels/kernel_table.h"
+#include "tests/support/dense_attention.h"
 #include "tests/support/nvfp4_pool.h"
 #include "tests/support/random.h"
 
@@ -50,6 +53,12 @@ std::vector<float> attend_all(const LayerView& layer, std::vector<float>& q) {
   return out;
 }
 
+void in_threads(const std::function<void(int)>& work) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_CASE("appends to disjoint blocks and attends over shared ones give the serial result") {
   auto engine = test::random_engine(1);
   std::normal_distribution<float> normal;
@@ -61,15 +70,34 @@ TEST_CASE("appends to disjoint blocks and attends over shared ones give the seri
   const std::vector<float> wanted = attend_all(serial.layer(), values[0]);
 
   test::Pool shared(geometry(), kThreads);
-  const auto in_threads = [](auto work) {
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
-    for (std::thread& thread : threads) thread.join();
-  };
   in_threads([&](int i) { append_block(shared.layer(), i, values[i]); });
   CHECK(shared.bytes() == serial.bytes());
   std::vector<std::vector<float>> out(kThreads);
   in_threads([&](int i) { out[i] = attend_all(shared.layer(), values[0]); });
+  for (const auto& result : out) CHECK(result == wanted);
+}
+
+TEST_CASE("float64 attention over rotated queries gives every thread the serial result") {
+  test::DenseAttention call;
+  call.q_len = call.num_q_heads = call.num_kv_heads = 1;
+  call.seq_len = kTokens;
+  call.k_dim = call.v_dim = kDim;
+  const auto doubles = [](size_t count, uint64_t stream) {
+    const std::vector<float> values = test::random_values(count, stream);
+    return std::vector<double>(values.begin(), values.end());
+  };
+  const std::vector<double> q = doubles(kDim, 2);
+  call.k = doubles(kTokens * kDim, 3);
+  call.v = doubles(kTokens * kDim, 4);
+  const auto attend = [&] {
+    test::DenseAttention rotated = call;
+    rotated.q = test::hadamard(q, kDim);
+    return test::dense_attention(rotated).out;
+  };
+  // Before the serial one: the first call of a program is the one that would set something up.
+  std::vector<std::vector<double>> out(kThreads);
+  in_threads([&](int i) { out[static_cast<size_t>(i)] = attend(); });
+  const std::vector<double> wanted = attend();
   for (const auto& result : out) CHECK(result == wanted);
 }
 

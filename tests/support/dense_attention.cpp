@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <map>
 
 namespace larder::test {
 namespace {
@@ -88,17 +87,14 @@ void append_result(const DenseResult& more, DenseResult& all) {
 }
 
 std::vector<double> hadamard(const std::vector<double>& values, int64_t stretch) {
-  static std::map<int64_t, std::vector<double>> matrices;
   const auto size = static_cast<size_t>(stretch);
-  std::vector<double>& matrix = matrices[stretch];
-  for (size_t at = matrix.size(); at < size * size; ++at)
-    matrix.push_back((std::popcount(at / size & at % size) % 2 == 0 ? 1 : -1) /
-                     std::sqrt(static_cast<double>(stretch)));
+  const double element = 1 / std::sqrt(static_cast<double>(stretch));
   std::vector<double> result(values.size(), 0.0);
   for (size_t first = 0; first < values.size(); first += size)
     for (size_t j = 0; j < size; ++j)
       for (size_t i = 0; i < size; ++i)
-        result[first + i] += matrix[j * size + i] * values[first + j];
+        result[first + i] +=
+            (std::popcount(i & j) % 2 == 0 ? element : -element) * values[first + j];
   return result;
 }
 

@@ -1,4 +1,5 @@
 // Attention in float64 over dense K and V, written from the formulas: the judge of every kernel.
+// Nothing here keeps anything between calls, so several threads may judge at once.
 #pragma once
 
 #include <cstdint>
