@@ -165,16 +165,17 @@ DecodeLayer decode_layer(const LayerView& layer) {
   made.base = reinterpret_cast<const uint8_t*>(layer.base);
   made.num_blocks = layer.num_blocks;
   made.block_stride_bytes = static_cast<uint32_t>(layer.block_stride_bytes);
-  made.side_offset_bytes[0] = static_cast<uint32_t>(page.k_data_offset_bytes);
-  made.side_offset_bytes[1] = static_cast<uint32_t>(page.v_data_offset_bytes);
-  made.scale_offset_bytes[0] = static_cast<uint32_t>(page.k_scale_offset_bytes);
-  made.scale_offset_bytes[1] = static_cast<uint32_t>(page.v_scale_offset_bytes);
+  made.keys_offset_bytes = static_cast<uint32_t>(page.k_data_offset_bytes);
+  made.key_scales_offset_bytes = static_cast<uint32_t>(page.k_scale_offset_bytes);
+  made.values_offset_bytes = page.v_data_offset_bytes - page.k_data_offset_bytes;
+  made.value_scales_offset_bytes = page.v_scale_offset_bytes - page.k_scale_offset_bytes;
   const auto in_head = [&](int64_t row_bytes) {
     return static_cast<uint32_t>(row_bytes * geometry.block_tokens);
   };
   made.head_bytes = in_head(row_data_bytes(geometry.k_format, geometry.k_dim));
   made.head_scale_bytes = in_head(row_scale_bytes(geometry.k_format, geometry.k_dim));
   made.block_shift = std::countr_zero(static_cast<unsigned>(geometry.block_tokens / kTileTokens));
+  made.block_mask = static_cast<uint32_t>(geometry.block_tokens / kTileTokens) - 1;
   return made;
 }
 

@@ -33,11 +33,14 @@ struct DecodeLayer {
   const uint8_t* base;
   int64_t num_blocks;
   uint32_t block_stride_bytes;
-  uint32_t side_offset_bytes[2];   // of K and V: data of head 0
-  uint32_t scale_offset_bytes[2];  // nvfp4 only
-  uint32_t head_bytes;             // data of one head of K, or V, in a block
+  uint32_t keys_offset_bytes;        // in a block: data of head 0
+  uint32_t key_scales_offset_bytes;  // nvfp4 only
+  int64_t values_offset_bytes;       // from keys to their values; may be below 0
+  int64_t value_scales_offset_bytes;
+  uint32_t head_bytes;  // data of one head of K, or V, in a block
   uint32_t head_scale_bytes;
   int32_t block_shift;  // log2 of the tiles in a block
+  uint32_t block_mask;  // those tiles less one
 };
 
 // What CTAs leave of segments that others have a part of, a slot each. The CTA with a segment's

@@ -159,11 +159,7 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
     ColumnFactors<Shape> factors;
     place_queries<Shape>(call, walk, query_rows, queries, factors, places.columns);
     state.clear();
-    const int32_t first = walk.plan.begin + places.from;
-    const int32_t end = first + places.tiles();
-    take_steps<Shape>({call, places, lane_places, queries, factors},
-                      {max(first, walk.seen.begin), min(end, walk.seen.end)}, ring_memory, ring,
-                      state);
+    take_steps<Shape>({call, places, lane_places, queries, factors}, ring, state);
   } while (end_piece<Shape>(call, memory, notes, all_places, state));
 }
 
@@ -185,7 +181,7 @@ __device__ inline void bring_near(const DecodeCall& call) {
 
 // Grid: a CTA per multiprocessor; CTA: up to 12 warps, each with a ring of its own. Reads every
 // stored byte of the tiles once per column tile. Bound by memory; after that by the decoding of
-// codes (about 2.9 instructions an element of NVFP4).
+// codes (about 2.6 instructions an element of NVFP4).
 template <typename Shape>
 __global__ __launch_bounds__(32 * Shape::kWarps,
                              1) void attend_decode_kernel(const __grid_constant__ DecodeCall call) {
@@ -195,6 +191,7 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   __shared__ PieceNote notes[2 * kMaxDecodeWarps];
   __shared__ PieceWalk at;
   __shared__ CtaPlan cta;
+  __shared__ int32_t index;  // of the piece, or of the CTA
   __shared__ CtaEnd end;
   __shared__ MergeJob deferred;  // until the CTA has done its own pieces: others are at theirs
   __shared__ WarpPlaces all_places[kMaxDecodeWarps];
@@ -207,7 +204,10 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   StretchPlace place;
   const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
   if (planned.count == 0) return;
-  if (thread_index() == 0) cta = planned;
+  if (thread_index() == 0) {
+    cta = planned;
+    index = is_pieces ? planned.begin : static_cast<int32_t>(blockIdx.x);
+  }
   if (is_pieces) {
     if (thread_index() == 0) {
       at.walk = place.walk;
@@ -228,7 +228,7 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     __syncwarp();
   }
 #pragma unroll 1
-  for (int32_t index = is_pieces ? planned.begin : static_cast<int32_t>(blockIdx.x);; ++index) {
+  for (;;) {
     if (is_pieces) {
       __syncthreads();
       if (thread_index() < 2 * kMaxDecodeWarps) notes[thread_index()].segment = -1;
@@ -253,7 +253,10 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     }
     if (is_last) break;
     __syncthreads();
-    if (thread_index() == 0) at.next<Shape::kColumns>(call);
+    if (thread_index() == 0) {
+      at.next<Shape::kColumns>(call);
+      ++index;
+    }
   }
   __syncthreads();
   if (deferred.num_slots > 0) merge_slots<Shape>(call, deferred, memory);

@@ -10,12 +10,14 @@
 
 namespace larder::kernels::cuda {
 
-// What is streamed leaves the L2 first, so that code, lengths and tables stay there.
+// What is streamed leaves the L2 first, so that code, lengths and tables stay there. The policy is
+// what createpolicy.fractional.L2::evict_first makes of the fraction 1, the same from SM80 to
+// SM120: to have it made took six instructions each time.
 __device__ inline void stream_async(uint32_t to, const uint8_t* from) {
   asm volatile(
       "{\n"
       ".reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "mov.b64 policy, 0x12F0000000000000;\n"
       "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy;\n"
       "}" ::"r"(to),
       "l"(from)
@@ -44,60 +46,82 @@ class Ring {
   __device__ Ring(const DecodeCall& call, LoadPlace& place, uint8_t* memory)
       : call_(call),
         place_(place),
-        memory_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))) {
+        memory_(keep(static_cast<int>(__cvta_generic_to_shared(memory)))),
+        lane_(keep(thread_index() % 32)) {
     begin_segment();
   }
 
   // Begins to load the first step, once.
   __device__ void fill() {
     issue<0>();
-    next();
     issue<1>();
     next();
   }
 
-  // Byte offset of the half that is used next, once it is there; two halves after it, which is the
-  // one before, is where the next load goes.
-  __device__ int slot() const { return used_; }
+  // The halves of the step that is used next, each once it is there. The keys of the step after go
+  // to the half that is neither, its values to where this step's keys were.
+  __device__ const uint8_t* keys() const { return bytes(used_); }
+  __device__ const uint8_t* values() const {
+    return bytes(min(used_ - 2 * kHalf, used_ + kHalf));  // modulo three halves
+  }
   __device__ void wait() { wait_for_copies<1>(); }
-  __device__ void next() { used_ = used_ == 2 * Shape::kHalfBytes ? 0 : used_ + Shape::kHalfBytes; }
+  __device__ void next() { used_ = before(); }
   // Tiles that were loaded of the step whose keys were issued last, as bits; not those past the end
   // of the segment's stretch, nor those of blocks that must not be looked at.
-  __device__ uint32_t loaded_tiles() const { return loaded_; }
+  __device__ uint32_t loaded_tiles() const { return loaded_ & kAllTiles; }
+  __device__ bool has_all_tiles() const { return loaded_ == kAllTiles; }
 
   // Begins to load the keys (0) or values (1) of the step after; nothing at the end. A lane copies
   // of one tile.
   template <int kSide>
   __device__ void issue() {
-    const int lane = Ring::lane();
-    if constexpr (kSide == 0) find_tiles(lane);
-    if (data_at_ != kNothing) {
-      const uint32_t to =
-          memory_ + (used_ == 0 ? 2 * Shape::kHalfBytes : used_ - Shape::kHalfBytes);
-      const uint8_t* block = call_.layer.base + uint64_t{block_} * call_.layer.block_stride_bytes;
-      copy_data<kSide>(lane, to, block + (call_.layer.side_offset_bytes[kSide] + data_at_));
-      if constexpr (Format::kTileScaleBytes > 0)
-        stream_async(to + kStepTiles * Format::kTileBytes + lane * 16,
-                     block + (call_.layer.scale_offset_bytes[kSide] + scale_at_));
+    if constexpr (kSide == 0) find_tiles();
+    const uint32_t to = memory_ + (kSide == 0 ? before() : used_);
+    const int64_t data_side = kSide == 0 ? 0 : call_.layer.values_offset_bytes;
+    if (is_there()) {
+      copy_data<kSide>(to, reinterpret_cast<const uint8_t*>(data_ + data_side));
+      if constexpr (Format::kTileScaleBytes > 0) {
+        const int64_t scale_side = kSide == 0 ? 0 : call_.layer.value_scales_offset_bytes;
+        stream_async(to + kStepTiles * Format::kTileBytes + lane() * 16,
+                     reinterpret_cast<const uint8_t*>(scales_ + scale_side));
+      }
     }
     commit_copies();
     if constexpr (kSide == 1) {
       tile_ += kStepTiles;
-      if (tile_ >= place_.end && place_.left > 0) go_on();
+      if (is_rare() && tile_ >= place_.end && place_.left > 0) go_on();
     }
   }
 
  private:
   static constexpr int kMovesAt = 24;  // of the 32 block ids that lanes hold, so many are passed
   static constexpr uint32_t kAllTiles = (1u << kStepTiles) - 1;
+  static constexpr uint32_t kNothing = 1u << 31;
   static constexpr int kTileLanes = 32 / kStepTiles;
-  static constexpr uint32_t kNothing = ~0u;
+  static constexpr uint32_t kHalf = Shape::kHalfBytes;
 
-  static __device__ int lane() { return thread_index() % 32; }
+  __device__ bool is_there() const { return static_cast<int32_t>(loaded_) >= 0; }
+  // The lane's own value, from a shuffle so that it stays in a register: what the compiler can make
+  // anew it makes anew in every step, by five to seven instructions.
+  static __device__ int keep(int value) { return __shfl_sync(~0u, value, thread_index() % 32); }
+  __device__ int lane() const {
+    __builtin_assume(lane_ >= 0 && lane_ < 32);
+    return lane_;
+  }
+
+  __device__ const uint8_t* bytes(uint32_t offset) const {
+    return static_cast<const uint8_t*>(__cvta_shared_to_generic(memory_ + offset));
+  }
+  __device__ uint32_t before() const { return min(used_ - kHalf, used_ + 2 * kHalf); }
+
+  // Whether the step may be another than the usual, as find_rare says. A vote, since a branch that
+  // all lanes take together, as the compiler then knows, costs less.
+  __device__ bool is_rare() const { return __any_sync(~0u, tile_ >= rare_from_); }
 
   // Its first block ids are on their way when find_tiles wants them.
   __device__ void begin_segment() {
     tile_ = place_.tile;
+    rare_from_ = tile_;
     const int32_t first = tile_ >> call_.layer.block_shift;
     ids_from_ = first - kMovesAt;
     next_ids_ = load_ids(first + lane());
@@ -114,8 +138,10 @@ class Ring {
     return index <= (place_.end - 1) >> call_.layer.block_shift ? __ldg(place_.table + index) : 0;
   }
   // The ids that have been loaded become those in use, and the next ones are loaded.
-  __device__ void take_ids(int lane) {
+  __device__ void take_ids() {
+    ids_from_ += kMovesAt;
     ids_ = next_ids_;
+    const int lane = this->lane();
     const bool is_wanted = ids_from_ + lane <= (place_.end - 1) >> call_.layer.block_shift;
     bool is_good = ids_ >= 0 && ids_ < call_.layer.num_blocks;
     if (is_wanted && (!is_good || call_.use.rights.words != nullptr))
@@ -124,65 +150,102 @@ class Ring {
     if (lane == 0) place_.bad_ids = bad;
     __syncwarp();
     next_ids_ = load_ids(ids_from_ + kMovesAt + lane);
+    const int32_t moves_at = (ids_from_ + kMovesAt) << call_.layer.block_shift;
+    rare_from_ = bad != 0 ? tile_ : min(moves_at, place_.end - kStepTiles + 1);
   }
 
-  __device__ void find_tiles(int lane) {
+  // Most steps are full, of blocks whose ids are at hand and good: one comparison says so.
+  __device__ void find_tiles() {
+    const int lane = this->lane();
+    int32_t tile = tile_ + lane / kTileLanes;
+    loaded_ = kAllTiles;
+    if (is_rare()) tile = find_rare(tile);
+    const auto id = static_cast<uint32_t>(__shfl_sync(~0u, ids_, id_lane(tile)));
+    const uint32_t in_block = static_cast<uint32_t>(tile) & call_.layer.block_mask;
+    const uint32_t unit = static_cast<uint32_t>(lane % kTileLanes) * 16;
+    const uint32_t stride = call_.layer.block_stride_bytes;
+    data_ = place_.data + uint64_t{id} * stride + (in_block * Format::kTileBytes + unit);
+    if constexpr (Format::kTileScaleBytes > 0)
+      scales_ = place_.scales + uint64_t{id} * stride + (in_block * Format::kTileScaleBytes + unit);
+  }
+  // Where the step is not full, wants further ids, or may have bad blocks; returns the lane's tile.
+  __device__ int32_t find_rare(int32_t tile) {
     if (tile_ >= place_.end) {
-      loaded_ = 0;
-      data_at_ = kNothing;
-      return;
+      loaded_ = kNothing;
+      return tile;
     }
-    if ((tile_ >> call_.layer.block_shift) - ids_from_ >= kMovesAt) {
-      ids_from_ += kMovesAt;
-      take_ids(lane);
-    }
+    if ((tile_ >> call_.layer.block_shift) - ids_from_ >= kMovesAt) take_ids();
     const int32_t last = min(place_.end - tile_, kStepTiles) - 1;
     loaded_ = kAllTiles >> (kStepTiles - 1 - last);
     // Past the last tile that one again, so that a step may be taken as a whole.
-    const int tile = min(lane / kTileLanes, last);
-    block_ = static_cast<uint32_t>(__shfl_sync(~0u, ids_, id_lane(tile)));
-    const uint32_t in_block =
-        static_cast<uint32_t>(tile_ + tile) & ((1u << call_.layer.block_shift) - 1);
-    const uint32_t unit = static_cast<uint32_t>(lane % kTileLanes) * 16;
-    data_at_ = place_.data_offset + in_block * Format::kTileBytes + unit;
-    scale_at_ = place_.scale_offset + in_block * Format::kTileScaleBytes + unit;
+    tile = min(tile, tile_ + last);
     const uint32_t bad = place_.bad_ids;
-    if (bad == 0) return;
-    if ((bad >> id_lane(tile) & 1u) != 0) data_at_ = kNothing;
-    for (int i = 0; i <= last; ++i)
-      if ((bad >> id_lane(i) & 1u) != 0) loaded_ &= ~(1u << i);
+    if (bad != 0) {
+      for (int i = 0; i <= last; ++i)
+        if ((bad >> id_lane(tile_ + i) & 1u) != 0) loaded_ &= ~(1u << i);
+      if ((bad >> id_lane(tile) & 1u) != 0) loaded_ |= kNothing;
+    }
+    return tile;
   }
 
-  // The lane that holds the block of tile number `i` of the step.
-  __device__ int id_lane(int i) const {
-    return ((tile_ + i) >> call_.layer.block_shift) - ids_from_;
+  // The lane that holds the tile's block.
+  __device__ int id_lane(int32_t tile) const {
+    return (tile >> call_.layer.block_shift) - ids_from_;
   }
+
+  // Where a unit of a tile goes, by the format.
+  template <int kSide>
+  static __device__ constexpr int place_of_unit(int unit) {
+    return kSide == 0 ? Format::key_unit(unit) : Format::value_unit(unit);
+  }
+  static constexpr int kMoves = Format::kTileBytes / 16 / kTileLanes;
+  // A lane's units, one a move, go to where its first one goes, but for bits turned and a distance
+  // that depend on the move alone. So a lane has few addresses, and the distance costs nothing.
+  template <int kSide>
+  static __device__ constexpr bool is_turned_by_move() {
+    for (int move = 0; move < kMoves; ++move)
+      for (int lane = 0; lane < kTileLanes; ++lane) {
+        const int first = place_of_unit<kSide>(lane);
+        const int of_move = place_of_unit<kSide>(move * kTileLanes);
+        const int turned = of_move % kTileLanes;
+        const bool is_near = first < kTileLanes && turned < kBaseUnits;
+        if (!is_near ||
+            place_of_unit<kSide>(move * kTileLanes + lane) != (first ^ turned) + of_move - turned)
+          return false;
+      }
+    return true;
+  }
+  static constexpr int kBaseUnits = 8;  // tiles begin at multiples of 128 bytes
+  static_assert(kHalf % (16 * kBaseUnits) == 0 && Format::kTileBytes % (16 * kBaseUnits) == 0);
 
   template <int kSide>
-  __device__ void copy_data(int lane, uint32_t to, const uint8_t* from) {
-    constexpr int kMoves = Format::kTileBytes / 16 / kTileLanes;
-    to += lane / kTileLanes * Format::kTileBytes;
+  __device__ void copy_data(uint32_t to, const uint8_t* from) {
+    static_assert(is_turned_by_move<kSide>());
+    const int lane = this->lane();
+    const uint32_t first =
+        to + lane / kTileLanes * Format::kTileBytes + place_of_unit<kSide>(lane % kTileLanes) * 16;
 #pragma unroll
     for (int move = 0; move < kMoves; ++move) {
-      const int unit = kTileLanes * move + lane % kTileLanes;
-      const int place = kSide == 0 ? Format::key_unit(unit) : Format::value_unit(unit);
-      stream_async(to + place * 16, from + move * kTileLanes * 16);
+      const int of_move = place_of_unit<kSide>(move * kTileLanes);
+      const int turned = of_move % kTileLanes;
+      stream_async((first ^ turned * 16) + (of_move - turned) * 16, from + move * kTileLanes * 16);
     }
   }
 
   const DecodeCall& call_;
   LoadPlace& place_;
   uint32_t memory_;
-  int used_ = Shape::kHalfBytes;
+  int lane_;
+  uint32_t used_ = kHalf;  // where the keys of the step that is used next are
   int32_t tile_ = 0;
   int32_t ids_from_ = 0;
   int32_t ids_ = 0;
   int32_t next_ids_ = 0;
-  uint32_t loaded_ = 0;
-  // Of the lane's tile: its block and its first unit there; kNothing: it is not loaded.
-  uint32_t block_ = 0;
-  uint32_t data_at_ = kNothing;
-  uint32_t scale_at_ = 0;
+  int32_t rare_from_ = 0;  // tiles before are usual; no further than the end of the stretch
+  uint32_t loaded_ = 0;    // and kNothing where the lane has nothing to copy
+  // Of the lane's tile, the addresses of its first units: of keys, and of their scales.
+  uint64_t data_ = 0;
+  uint64_t scales_ = 0;
 };
 
 }  // namespace larder::kernels::cuda

@@ -32,12 +32,14 @@ struct RowPlaces {
   static constexpr int kValueChunks = kBytes / 8 / kValueChunkBytes;
 
   // Where unit `unit` of a tile of keys, or of values, is put.
-  static __device__ int key_unit(int unit) {
+  static __device__ constexpr int key_unit(int unit) {
     if constexpr (kBytes == 32) return unit ^ ((unit >> 3 & 1) << 2);
     if constexpr (kBytes == 64) return unit;
     return unit ^ ((unit / kUnits & 1) << 2);
   }
-  static __device__ int value_unit(int unit) { return unit ^ ((unit / (4 * kUnits) & 3) << 1); }
+  static __device__ constexpr int value_unit(int unit) {
+    return unit ^ ((unit / (4 * kUnits) & 3) << 1);
+  }
 
   // Byte offsets in a tile that a lane keeps: of its two tokens' keys (32, 64: by token; else by
   // the parity of chunks), and of its tokens' values.

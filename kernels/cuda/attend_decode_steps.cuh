@@ -254,10 +254,11 @@ __device__ inline void whole_tile(const StepView<Shape>& view, const TilePlace& 
   add_values<Shape, 1>(view, values, &scores, state);
 }
 
-// Products of a step's keys that all columns see, and room for their maximum; those of tiles from
-// `count` on do not count.
+// Products of a step's keys that all columns see, and room for their maximum; those of tiles past
+// the last one do not count.
 template <typename Shape>
-__device__ inline void whole_keys(const StepView<Shape>& view, int count, const uint8_t* keys,
+__device__ inline void whole_keys(const StepView<Shape>& view, bool is_full, int32_t tile,
+                                  const uint8_t* keys,
                                   Scores<Shape> (&scores)[Shape::Format::kStepTiles],
                                   PieceState<Shape>& state) {
   using Format = typename Shape::Format;
@@ -271,12 +272,14 @@ __device__ inline void whole_keys(const StepView<Shape>& view, int count, const 
   if (__builtin_expect(view.call.base2_cap > 0.0f, 0))
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) cap_scores(view, scores[i]);
-  if (count < kTiles)
+  if (!is_full) {
+    const int32_t count = view.places.taken().end - tile;
 #pragma unroll
     for (int i = 1; i < kTiles; ++i)
       if (i >= count)
         for (auto& four : scores[i].at)
           for (float& score : four) score = -INFINITY;
+  }
   float top[Shape::kColumnTiles][2];
 #pragma unroll
   for (int column_tile = 0; column_tile < Shape::kColumnTiles; ++column_tile)
@@ -293,29 +296,27 @@ __device__ inline void whole_keys(const StepView<Shape>& view, int count, const 
   state.raise(top);
 }
 
-// A step of `count` tiles that all columns see whole. Where there are fewer tiles than a step has,
-// the others hold the last one again, so their values are as finite as that.
+// A step of tiles that all columns see whole. Where it is not full, the tiles that it lacks hold
+// the last one again, so their values are as finite as that.
 template <typename Shape>
-__device__ inline void whole_step(const StepView<Shape>& view, int count, const uint8_t* memory,
+__device__ inline void whole_step(const StepView<Shape>& view, bool is_full, int32_t tile,
                                   Ring<Shape>& ring, PieceState<Shape>& state) {
   using Format = typename Shape::Format;
   constexpr int kTiles = Format::kStepTiles;
   ring.wait();
   ring.template issue<0>();
   Scores<Shape> scores[kTiles];
-  whole_keys<Shape>(view, count, memory + ring.slot(), scores, state);
-  ring.next();
+  whole_keys<Shape>(view, is_full, tile, ring.keys(), scores, state);
   ring.wait();
   ring.template issue<1>();
-  const uint8_t* values = memory + ring.slot();
+  const uint8_t* values = ring.values();
   ring.next();
   add_values<Shape, kTiles>(view, {values, values + kTiles * Format::kTileBytes}, scores, state);
 }
 
 // One of which tokens are missing or hidden from columns.
 template <typename Shape>
-__device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile,
-                                     const uint8_t* memory, Ring<Shape>& ring,
+__device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile, Ring<Shape>& ring,
                                      PieceState<Shape>& state) {
   using Format = typename Shape::Format;
   constexpr int kTiles = Format::kStepTiles;
@@ -323,11 +324,10 @@ __device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile,
   const uint32_t loaded = ring.loaded_tiles();
   ring.wait();
   ring.template issue<0>();
-  const uint8_t* keys = memory + ring.slot();
-  ring.next();
+  const uint8_t* keys = ring.keys();
   if (loaded != 0) {
     ring.wait();  // the values too: only the next keys are on their way
-    const uint8_t* values = memory + ring.slot();
+    const uint8_t* values = ring.values();
 #pragma unroll 1
     for (int i = 0; i < kTiles; ++i) {
       if ((loaded >> i & 1u) == 0) continue;
@@ -348,32 +348,45 @@ __device__ inline void boundary_step(const StepView<Shape>& view, int32_t tile,
   ring.next();
 }
 
-// The tiles of a piece, with the ring's halves as they come.
+// Whether the tiles from `tile` on may be taken as a step of whole ones that is not plainly full.
 template <typename Shape>
-__device__ inline void take_steps(const StepView<Shape>& view, const Stretch& seen,
-                                  const uint8_t* memory, Ring<Shape>& ring,
-                                  PieceState<Shape>& state) {
+__device__ inline bool is_whole(const StepView<Shape>& view, int32_t tile,
+                                const Ring<Shape>& ring) {
   constexpr int kTiles = Shape::Format::kStepTiles;
   constexpr uint32_t kAllTiles = (1u << kTiles) - 1;
+  const int count = min(view.places.taken().end - tile, kTiles);
+  if ((Shape::Format::kHasInfinities || !view.places.is_long) && count < kTiles) return false;
+  if (count <= 0 || tile + count > view.walk().whole.end ||
+      ring.loaded_tiles() != kAllTiles >> (kTiles - count))
+    return false;
+  return view.call.mask == nullptr ||
+         is_unmasked<Shape::kColumns>(view.call, view.walk(), tile, count * kTileTokens);
+}
+
+// The tiles of a piece, with the ring's halves as they come.
+template <typename Shape>
+__device__ inline void take_steps(const StepView<Shape>& view, Ring<Shape>& ring,
+                                  PieceState<Shape>& state) {
+  constexpr int kTiles = Shape::Format::kStepTiles;
   const Stretch& whole = view.walk().whole;
-  int32_t tile = seen.begin;
+  const Stretch taken = view.places.taken();
+  // Steps up to there are full and whole; what a mask says is looked at step by step.
+  const int32_t full_to =
+      view.call.mask == nullptr ? min(taken.end, whole.end) - kTiles : INT32_MIN;
+  int32_t tile = taken.begin;
 #pragma unroll 1
-  while (tile < seen.end) {
+  while (tile < view.places.taken().end) {
+    if (tile >= whole.begin) {
 #pragma unroll 1
-    while (tile >= whole.begin) {
-      const int count = min(seen.end - tile, kTiles);
-      if ((Shape::Format::kHasInfinities || !view.places.is_long) && count < kTiles) break;
-      if (count <= 0 || tile + count > whole.end ||
-          ring.loaded_tiles() != kAllTiles >> (kTiles - count))
-        break;
-      if (view.call.mask != nullptr &&
-          !is_unmasked<Shape::kColumns>(view.call, view.walk(), tile, count * kTileTokens))
-        break;
-      whole_step<Shape>(view, count, memory, ring, state);
-      tile += kTiles;
+      for (;;) {
+        const bool is_full = __all_sync(~0u, tile <= full_to && ring.has_all_tiles());
+        if (!is_full && !is_whole(view, tile, ring)) break;
+        whole_step<Shape>(view, is_full, tile, ring, state);
+        tile += kTiles;
+      }
+      if (tile >= view.places.taken().end) return;
     }
-    if (tile >= seen.end) return;
-    boundary_step<Shape>(view, tile, memory, ring, state);
+    boundary_step<Shape>(view, tile, ring, state);
     tile += kTiles;
   }
 }

@@ -203,12 +203,12 @@ struct LoadPlace {
   Walk walk;
   int32_t left;
   int32_t tile;
-  // What a step looks at, together.
-  alignas(16) int32_t end;
-  uint32_t bad_ids;      // of the block ids in use, a bit per lane: those that must not be used
-  uint32_t data_offset;  // of the walk's head in a block
-  uint32_t scale_offset;
+  // Keys of the walk's head in block 0, as addresses: what a step looks at, together.
+  alignas(16) uint64_t data;
+  uint64_t scales;
   const int32_t* table;  // of the walk's sequence
+  int32_t end;
+  uint32_t bad_ids;  // of the block ids in use, a bit per lane: those that must not be used
 };
 
 // What a warp takes, in shared memory for want of registers: `left` units from tile `from`
@@ -224,6 +224,12 @@ struct WarpPlaces {
   ColumnNote columns[16];  // of the segment
 
   __device__ int32_t tiles() const { return min(products.plan.tiles - from, left); }
+  // Tiles that are taken of the segment: those that some column sees. Worked out where it is
+  // wanted: the loop has no register for it.
+  __device__ Stretch taken() const {
+    const int32_t first = products.plan.begin + from;
+    return {max(first, products.seen.begin), min(first + tiles(), products.seen.end)};
+  }
 };
 
 // The tiles from `from` (relative) on that are wanted of the walk's segment and seen. Whether there
@@ -236,8 +242,10 @@ __device__ inline bool enter_here(const DecodeCall& call, int32_t from, LoadPlac
   place.tile = max(first, walk.seen.begin);
   place.end = max(min(first + count, walk.seen.end), place.tile);
   place.table = call.block_table + walk.sequence * call.block_table_stride;
-  place.data_offset = static_cast<uint32_t>(walk.head) * call.layer.head_bytes;
-  place.scale_offset = static_cast<uint32_t>(walk.head) * call.layer.head_scale_bytes;
+  const auto base = reinterpret_cast<uint64_t>(call.layer.base);
+  const auto head = static_cast<uint32_t>(walk.head);
+  place.data = base + call.layer.keys_offset_bytes + head * call.layer.head_bytes;
+  place.scales = base + call.layer.key_scales_offset_bytes + head * call.layer.head_scale_bytes;
   return place.tile < place.end || place.left <= 0;
 }
 // To the next segment of which tiles are wanted and seen. tile == end: there is none. By a warp;

@@ -29,11 +29,15 @@ namespace cuda = kernels::cuda;
 
 constexpr uint32_t kHeadBytes = 4096;  // data of a head in a block
 constexpr uint32_t kHeadScaleBytes = 512;
+constexpr uint32_t kKeysAt = 1 << 16;  // in a block; blocks begin at address 0
+constexpr uint32_t kScalesAt = 1 << 20;
 
 cuda::DecodeCall call_of(const PlanCase& one, kernels::CallFaults& faults) {
   static const int32_t table = 0;  // addresses count from it, and none is looked at
   static const uint8_t mask = 0;
   cuda::DecodeCall call = {};
+  call.layer.keys_offset_bytes = kKeysAt;
+  call.layer.key_scales_offset_bytes = kScalesAt;
   call.layer.head_bytes = kHeadBytes;
   call.layer.head_scale_bytes = kHeadScaleBytes;
   call.q_lens = one.q_lens.data();
@@ -142,8 +146,8 @@ class PlanRun {
     const Load load = {segment_of(place.walk), tile_,
                        is_long ? place.end - tile_ : std::min(place.end - tile_, kStepTiles)};
     expect(place.table == call_.block_table + place.walk.sequence * call_.block_table_stride &&
-               place.data_offset == static_cast<uint32_t>(place.walk.head) * kHeadBytes &&
-               place.scale_offset == static_cast<uint32_t>(place.walk.head) * kHeadScaleBytes,
+               place.data == kKeysAt + static_cast<uint64_t>(place.walk.head) * kHeadBytes &&
+               place.scales == kScalesAt + static_cast<uint64_t>(place.walk.head) * kHeadScaleBytes,
            "loads of sequence", place.walk.sequence, "go to another's table or another head");
     tile_ += is_long ? load.count : kStepTiles;
     if (tile_ >= place.end && place.left > 0) {
@@ -178,8 +182,9 @@ class PlanRun {
     const int64_t first = walk.plan.begin + places.from;
     const int64_t end = first + places.tiles();
     expect(places.from >= 0 && first < end, "a piece of tiles", first, "to", end);
-    const auto seen_begin = static_cast<int32_t>(std::max<int64_t>(first, walk.seen.begin));
-    const auto seen_end = static_cast<int32_t>(std::min<int64_t>(end, walk.seen.end));
+    const auto [seen_begin, seen_end] = places.taken();
+    expect(seen_begin >= first && seen_end <= end, "tiles", seen_begin, "to", seen_end,
+           "are taken of a piece of tiles", first, "to", end);
     if (segment.seen.begin < segment.seen.end) {
       const int64_t wanted_begin = std::max(segment.seen.begin / cuda::kTileTokens, first);
       const int64_t wanted_end =
