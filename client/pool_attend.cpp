@@ -7,8 +7,6 @@
 namespace larder {
 namespace {
 
-static_assert(kFindSharedPrefix == kernels::kFindSharedPrefix);
-
 const float* data_or_null(std::span<const float> values) {
   return values.empty() ? nullptr : values.data();
 }

@@ -134,6 +134,7 @@ Status Pool::attend_in_stream(int32_t layer, const DeviceAttendBatch& batch,
   params.deterministic = options.deterministic;
   params.shared_prefix_tokens = options.shared_prefix_tokens;
   params.shard = options.shard;
+  params.plan = batch.plan;
   return impl_->calls->attend_on(params, stream);
 }
 

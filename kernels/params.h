@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "larder/attend_sharing.h"
 #include "larder/context_shard.h"
 #include "larder/kv_format.h"
 #include "larder/lse_form.h"
@@ -137,8 +138,6 @@ inline int64_t out_sf_bytes(const AttentionOutput& output) {
   return round_up(rows + output.out_sf_first_row, 128) * round_up(heads * pairs / 8, 4);
 }
 
-inline constexpr int32_t kFindSharedPrefix = -1;
-
 // Decode and chunked prefill in one: the q rows of sequence s are its last q_lens[s] tokens, so
 // row i of q_len rows sees keys 0 .. seq_len - q_len + i when causal (bottom-right aligned).
 // Dense MLA is the same call: q is [rows, heads, 576], out [rows, heads, 512].
@@ -184,6 +183,9 @@ struct AttendParams {
   // causality, the window, the mask and ALiBi are about places in the whole sequence; num_splits
   // cuts the rank's own keys.
   ContextShard shard;
+  // For calls whose tables are in device memory; others, and those with rights, plan for
+  // themselves.
+  AttendPlan plan;
 };
 
 // Attention of every row over its own list of tokens, MLA layers only.

@@ -197,9 +197,13 @@ Status validate_attend(const AttendParams& params, Tables tables) {
   if (Status s = validate_query_tensors(params.layer, params.q, params.output); !s.ok()) return s;
   if (Status s = validate_arrays(params); !s.ok()) return s;
   if (Status s = validate_options(params); !s.ok()) return s;
-  if (tables == Tables::kDevice)
+  if (tables == Tables::kDevice) {
+    if (reinterpret_cast<uintptr_t>(params.plan.memory) % 16 != 0)
+      return refuse(kInvalid, "plan.memory is at ", static_cast<const void*>(params.plan.memory),
+                    ": expected a multiple of 16");
     return validate_array("block_table", params.block_table, alignof(int32_t),
                           params.num_seqs * params.block_table_stride);
+  }
   int64_t num_rows = 0;
   for (int64_t sequence = 0; sequence < params.num_seqs; ++sequence) {
     if (Status s = validate_sequence(params, sequence); !s.ok()) return s;

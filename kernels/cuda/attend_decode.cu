@@ -28,6 +28,7 @@ constexpr int32_t kPieceTiles = 256;
 constexpr int32_t kMaxPieces = 32;
 constexpr int32_t kMaxGivenPieces = 64;  // of num_splits
 constexpr double kMaxWorkspaceBytes = 512 << 20;
+static_assert(kept_bytes(kMaxCtas, kMaxDecodeWarps) <= kAttendPlanBytes);
 // The cap's tanh is off by some 2^-22 of it: logits by less than 1e-4 up to here.
 constexpr float kMaxSoftCap = 128.0f;
 // Products of scales that leave room for the powers of two of queries and codes.
@@ -261,6 +262,23 @@ DecodeCall decode_call(const AttendParams& params, const DecodeLayout& layout,
   return call;
 }
 
+// Of everything that a plan follows from, beside the lengths.
+uint64_t plan_key(const DecodeCall& call, const DecodeInstance& instance, int num_ctas,
+                  const AttentionGeometry& geometry) {
+  const auto of = [](auto value) { return static_cast<uint64_t>(value); };
+  uint64_t key = 0x4C61726465720001;  // "Larder", and the plan's own form
+  for (const uint64_t value :
+       {of(geometry.k_format), of(geometry.k_dim), of(geometry.block_tokens), of(instance.columns),
+        of(instance.warps), of(num_ctas), of(call.num_seqs), of(call.num_rows), of(call.max_tokens),
+        of(call.block_table_stride), of(call.num_kv_heads), of(call.group), of(call.window_left),
+        of(call.is_causal), of(call.begin_tiles), of(call.shard.num_ranks), of(call.shard.rank),
+        of(call.shard.interleave)}) {
+    key = (key ^ value) * 0x9E3779B97F4A7C15;
+    key ^= key >> 29;
+  }
+  return key;
+}
+
 DecodeInstance instance_for(KvFormat format, const DecodeDevice& device, int dim, int columns) {
   switch (format) {
     case KvFormat::kFp8E4m3:
@@ -320,13 +338,18 @@ Status attend_decode(const AttendParams& given, const Target& target) {
   if (target.rights != nullptr)
     if (Status s = copy_lengths(target, params); !s.ok()) return s;
   DecodeCall call = decode_call(params, layout, target);
+  const int num_ctas = std::min(device.num_multiprocessors, kMaxCtas);
+  // Memory that the caller of a request names is not looked at.
+  if (params.plan.memory != nullptr && target.rights == nullptr && layout.piece_tiles == 0 &&
+      !layout.prefix.is_used && params.mask == nullptr)
+    call.shared = {reinterpret_cast<uint8_t*>(params.plan.memory),
+                   plan_key(call, instance, num_ctas, geometry), params.plan.is_made};
   if (layout.prefix.is_used) {
     std::byte* memory = target.workspace + layout.own_bytes();
     if (Status s = attend_prefix(params, target, layout.prefix, memory, &call.prefix); !s.ok())
       return s;
   }
-  return instance.launch(call, instance, std::min(device.num_multiprocessors, kMaxCtas),
-                         stream_of(target));
+  return instance.launch(call, instance, num_ctas, stream_of(target));
 }
 
 }  // namespace larder::kernels::cuda

@@ -51,6 +51,13 @@ struct DecodeWorkspace {
   uint8_t* parts;    // [slots, bytes of a PieceSlot]
 };
 
+// A plan that calls share, in memory of the caller (attend_decode_shared.cuh).
+struct SharedPlan {
+  uint8_t* memory;  // nullptr: none
+  uint64_t key;     // of all that a plan follows from, beside the lengths
+  bool is_made;     // by this call, for others; else it is taken, if there is one of the key
+};
+
 struct DecodeCall {
   DecodeLayer layer;
   const int32_t* q_lens;
@@ -71,6 +78,7 @@ struct DecodeCall {
   PrefixView prefix;        // tokens nullptr: none
   DecodeWorkspace space;
   uint64_t stamp;  // of no other call
+  SharedPlan shared;
   Shard shard;
   int32_t num_seqs;
   int32_t num_kv_heads;

@@ -91,7 +91,7 @@ struct MergeJob {
 };
 
 // What CTAs have to do with each other at their ends. By a thread.
-struct CtaEnd {
+struct alignas(16) CtaEnd {
   bool publishes[2];  // slot 0: of the segment that began before; 1: of one that begins here
   MergeJob job;
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attend_decode_merge.cuh"
+#include "kernels/cuda/attend_decode_shared.cuh"
 #include "kernels/cuda/attend_decode_steps.cuh"
 
 namespace larder::kernels::cuda {
@@ -138,7 +139,13 @@ __device__ inline bool end_piece(const DecodeCall& call, uint8_t* memory, PieceN
   return true;
 }
 
-// What the places of the warp say.
+// Where a warp begins its share of a piece. Few calls have pieces.
+template <typename Shape>
+__device__ __noinline__ void enter_piece(const DecodeCall& call, WarpPlaces& places) {
+  if (places.left > 0) enter_first<Shape::kColumns>(call, Shape::Format::kStepTiles, places);
+}
+
+// What the places of the warp say, where it has entered its first segment.
 template <typename Shape>
 __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, PieceNote* notes,
                                     WarpPlaces* all_places) {
@@ -146,8 +153,6 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
   WarpPlaces& places = all_places[warp];
   const Walk& walk = places.products;
   uint8_t* ring_memory = memory + warp * Shape::kRingBytes;
-  if (thread_index() % 32 == 0) places.is_long = places.left >= 2 * Shape::Format::kStepTiles;
-  enter_first<Shape::kColumns>(call, places);
   Ring<Shape> ring(call, places.loads, ring_memory);
   const typename Shape::Format::Lane lane_places = Shape::Format::lane(lane_row(), lane_column());
   PieceState<Shape> state;
@@ -201,31 +206,40 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   const bool is_pieces = call.piece_tiles > 0;
   bring_near(call);
   wait_for_previous_kernel();
-  StretchPlace place;
-  const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
-  if (planned.count == 0) return;
-  if (thread_index() == 0) {
-    cta = planned;
-    index = is_pieces ? planned.begin : static_cast<int32_t>(blockIdx.x);
-  }
-  if (is_pieces) {
-    if (thread_index() == 0) {
-      at.walk = place.walk;
-      at.enter(call);
-      at.piece = place.from;
+  const bool is_entered = call.shared.memory != nullptr && !call.shared.is_made &&
+                          take_plan(call, all_places[thread_index() / 32], end);
+  if (thread_index() == 0) index = static_cast<int32_t>(blockIdx.x);
+  if (!is_entered) {
+    StretchPlace place;
+    const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
+    if (planned.count == 0) {
+      if (call.shared.is_made) keep_nothing(call, all_places[thread_index() / 32], end);
+      return;
     }
-  } else {
-    const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
-    const int32_t cta_begin = __shfl_sync(~0u, place.unit, 2);
-    const int32_t cta_end = __shfl_sync(~0u, place.unit, 3);
-    if (thread_index() % 32 == 0) {
-      const int warp = thread_index() / 32;
-      share_stretch(call, place, warp < planned.num_warps, next_unit, all_places[warp]);
+    if (thread_index() == 0) cta = planned;
+    if (is_pieces) {
+      if (thread_index() == 0) {
+        index = planned.begin;
+        at.walk = place.walk;
+        at.enter(call);
+        at.piece = place.from;
+      }
+    } else {
+      const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
+      const int32_t cta_begin = __shfl_sync(~0u, place.unit, 2);
+      const int32_t cta_end = __shfl_sync(~0u, place.unit, 3);
+      if (thread_index() % 32 == 0) {
+        const int warp = thread_index() / 32;
+        share_stretch(call, place, warp < planned.num_warps, next_unit, all_places[warp]);
+      }
+      if (thread_index() == 2)
+        find_even_end<Shape::kColumns, kStepTiles>(call, planned, place, cta_end, end);
+      if (thread_index() == 3) end.publishes[1] = leaves_begun(place, cta_begin);
+      __syncwarp();
+      WarpPlaces& places = all_places[thread_index() / 32];
+      if (places.left > 0) enter_first<Shape::kColumns>(call, kStepTiles, places);
+      if (call.shared.is_made) keep_plan(call, places, end);
     }
-    if (thread_index() == 2)
-      find_even_end<Shape::kColumns, kStepTiles>(call, planned, place, cta_end, end);
-    if (thread_index() == 3) end.publishes[1] = leaves_begun(place, cta_begin);
-    __syncwarp();
   }
 #pragma unroll 1
   for (;;) {
@@ -234,6 +248,7 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
       if (thread_index() < 2 * kMaxDecodeWarps) notes[thread_index()].segment = -1;
       if (thread_index() % 32 == 0) share_piece(at, index, all_places[thread_index() / 32]);
       __syncthreads();
+      enter_piece<Shape>(call, all_places[thread_index() / 32]);
     }
     if (is_pieces && thread_index() == 0) find_piece_end<Shape::kColumns>(call, at, index, end);
     if (all_places[thread_index() / 32].left > 0)

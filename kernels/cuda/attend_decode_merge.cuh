@@ -217,6 +217,7 @@ __device__ inline void publish_slot(const DecodeCall& call, int64_t slot) {
 // have told CTAs different things.
 __device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
   uint64_t stamp;
+#pragma unroll 1
   for (uint32_t polls = 0; polls < 1u << 24; ++polls) {
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
                  : "=l"(stamp)
@@ -255,6 +256,23 @@ __device__ inline MergedSums add_slots(const DecodeCall& call, const MergeJob& j
   return merged;
 }
 
+// What a thread adds up of a job: four dims of a column over slots [first, end). Kept from being
+// worked out later than it is said: divisions are done while others' slots are waited for.
+struct SlotShare {
+  int column;
+  int four;
+  int32_t first;
+  int32_t end;
+
+  __device__ SlotShare(const MergeJob& job, int item, int items, int32_t each, int fours)
+      : column(item % items / fours),
+        four(item % fours),
+        first(min(item / items * each, job.num_slots)),
+        end(min(first + each, job.num_slots)) {
+    asm volatile("" : "+r"(column), "+r"(four), "+r"(first), "+r"(end));
+  }
+};
+
 // By all threads of the CTA, whose shared memory is free. Threads that columns do not need take
 // stretches of the slots side by side, whose sums meet there; then the columns are written.
 template <typename Shape>
@@ -262,21 +280,20 @@ __device__ void merge_slots(const DecodeCall& call, const MergeJob& job, uint8_t
   constexpr int kFours = Shape::kDim / 4;
   const auto threads = static_cast<int>(blockDim.x);
   const int thread = thread_index();
-  for (int32_t i = thread; i < job.num_slots; i += threads) wait_for_slot(call, job.slot(i));
-  __syncthreads();
   const int items = min(Shape::kColumns, job.note.num_pairs - job.note.first_pair) * kFours;
   const int stretches = max(min(threads / items, job.num_slots), 1);
   const int32_t each = (job.num_slots + stretches - 1) / stretches;
+  SlotShare share(job, thread, items, each, kFours);
+  for (int32_t i = thread; i < job.num_slots; i += threads) wait_for_slot(call, job.slot(i));
+  __syncthreads();
 #pragma unroll 1
   for (int i = thread; i < items * stretches; i += threads) {
-    const int column = i % items / kFours;
-    const int four = i % kFours;
-    const int32_t first = min(i / items * each, job.num_slots);
+    if (i != thread) share = SlotShare(job, i, items, each, kFours);
     const MergedSums merged =
-        add_slots<Shape>(call, job, first, min(first + each, job.num_slots), column, four);
+        add_slots<Shape>(call, job, share.first, share.end, share.column, share.four);
     const PieceSlot<Shape> slot(memory + i / items * Shape::kSlotBytes);
-    if (four == 0) slot.state(column) = {merged.max, merged.total};
-    slot.at(column, four) = merged.sums;
+    if (share.four == 0) slot.state(share.column) = {merged.max, merged.total};
+    slot.at(share.column, share.four) = merged.sums;
   }
   __syncthreads();
   for (int32_t i = thread; i < job.num_slots; i += threads) call.space.stamps[job.slot(i)] = 0;

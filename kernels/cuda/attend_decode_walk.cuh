@@ -209,6 +209,14 @@ struct LoadPlace {
   const int32_t* table;  // of the walk's sequence
   int32_t end;
   uint32_t bad_ids;  // of the block ids in use, a bit per lane: those that must not be used
+
+  __device__ void aim(const DecodeCall& call) {
+    const auto base = reinterpret_cast<uint64_t>(call.layer.base);
+    const auto head = static_cast<uint32_t>(walk.head);
+    table = call.block_table + walk.sequence * call.block_table_stride;
+    data = base + call.layer.keys_offset_bytes + head * call.layer.head_bytes;
+    scales = base + call.layer.key_scales_offset_bytes + head * call.layer.head_scale_bytes;
+  }
 };
 
 // What a warp takes, in shared memory for want of registers: `left` units from tile `from`
@@ -218,10 +226,10 @@ struct WarpPlaces {
   LoadPlace loads;
   int32_t from;
   int32_t left;
-  int32_t segment;         // its first unit in the row of all; with pieces, any number as good
-  int32_t done;            // pieces
-  bool is_long;            // many tiles: steps that are not full are taken as if they were
-  ColumnNote columns[16];  // of the segment
+  int32_t segment;  // its first unit in the row of all; with pieces, any number as good
+  int32_t done;     // pieces
+  bool is_long;     // many tiles: steps that are not full are taken as if they were
+  alignas(16) ColumnNote columns[16];  // of the segment
 
   __device__ int32_t tiles() const { return min(products.plan.tiles - from, left); }
   // Tiles that are taken of the segment: those that some column sees. Worked out where it is
@@ -241,11 +249,7 @@ __device__ inline bool enter_here(const DecodeCall& call, int32_t from, LoadPlac
   place.left -= count;
   place.tile = max(first, walk.seen.begin);
   place.end = max(min(first + count, walk.seen.end), place.tile);
-  place.table = call.block_table + walk.sequence * call.block_table_stride;
-  const auto base = reinterpret_cast<uint64_t>(call.layer.base);
-  const auto head = static_cast<uint32_t>(walk.head);
-  place.data = base + call.layer.keys_offset_bytes + head * call.layer.head_bytes;
-  place.scales = base + call.layer.key_scales_offset_bytes + head * call.layer.head_scale_bytes;
+  place.aim(call);
   return place.tile < place.end || place.left <= 0;
 }
 // To the next segment of which tiles are wanted and seen. tile == end: there is none. By a warp;
@@ -261,11 +265,12 @@ __device__ __noinline__ void enter_next(const DecodeCall& call, LoadPlace& place
   }
   __syncwarp();
 }
-// Where the warp begins.
+// Where the warp begins its stretch. Steps have `step_tiles`.
 template <int kColumns>
-__device__ inline void enter_first(const DecodeCall& call, WarpPlaces& places) {
+__device__ inline void enter_first(const DecodeCall& call, int32_t step_tiles, WarpPlaces& places) {
   bool is_there = true;
   if (threadIdx.x % 32 == 0) {
+    places.is_long = places.left >= 2 * step_tiles;
     places.loads.walk = places.products;
     places.loads.left = places.left;
     is_there = enter_here(call, places.from, places.loads);

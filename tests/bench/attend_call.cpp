@@ -50,6 +50,7 @@ AttendCall::AttendCall(const AttendCase& c, cudaStream_t stream)
   std::vector<float> offset(static_cast<size_t>(c.kv_heads) * static_cast<size_t>(c.dim));
   for (float& value : offset) value = normal(random_);
   key_offset_.emplace(offset);
+  plan_.emplace(kAttendPlanBytes);
   launch_fill_pages(pool_->data(), num_blocks_, geometry_, 11, stream);
   launch_fill(q_->data(), q_->bytes(), Fill::kBf16, 12, stream);
   check(cudaGetLastError());
@@ -104,7 +105,8 @@ void AttendCall::place_blocks() {
   }
 }
 
-kernels::AttendParams AttendCall::params(int64_t set) const {
+kernels::AttendParams AttendCall::params(int64_t call) const {
+  const int64_t set = call % sets_;
   kernels::AttendParams p;
   p.layer.base = pool_->data();
   p.layer.geometry = geometry_;
@@ -130,6 +132,7 @@ kernels::AttendParams AttendCall::params(int64_t set) const {
   p.window_left = case_.window_left;
   p.deterministic = case_.deterministic;
   p.shared_prefix_tokens = case_.shared_prefix_tokens;
+  if (case_.shares_plan) p.plan = {plan_->data(), call % kLayers == 0};
   return p;
 }
 

@@ -24,6 +24,7 @@ struct AttendCase {
   int32_t window_left = -1;
   KeyTransform key_transform = KeyTransform::kNone;
   bool deterministic = false;
+  bool shares_plan = true;           // with the calls before it, as layers of a step do
   int32_t shared_tokens = 0;         // at the head of every sequence, in the same blocks
   int32_t shared_prefix_tokens = 0;  // what the call says of them
 };
@@ -47,7 +48,9 @@ class AttendCall {
  public:
   AttendCall(const AttendCase& c, cudaStream_t stream);
 
-  kernels::AttendParams params(int64_t set) const;
+  // Of the graph's call number `call`, on the next set. Every kLayers calls share a plan.
+  kernels::AttendParams params(int64_t call) const;
+  static constexpr int64_t kLayers = 32;
   int64_t sets() const { return sets_; }
   // Of the K and V that a call must read at least once, scales included.
   int64_t kv_bytes() const { return kv_bytes_; }
@@ -82,7 +85,8 @@ class AttendCall {
   std::vector<int32_t> table_;  // [sets, sequences, table_stride]
   std::mt19937 random_{20261202};
   // Made once the sizes above are known.
-  std::optional<DeviceMemory> pool_, tables_, q_, out_, lse_, seq_lens_, q_lens_, key_offset_;
+  std::optional<DeviceMemory> pool_, tables_, q_, out_, lse_, seq_lens_, q_lens_, key_offset_,
+      plan_;
   std::vector<Expected> expected_;
 };
 

@@ -33,6 +33,11 @@ AttendCase deterministic(AttendCase c) {
   return c;
 }
 
+AttendCase alone(AttendCase c) {
+  c.shares_plan = false;
+  return c;
+}
+
 AttendCase transformed(AttendCase c) {
   c.key_transform = KeyTransform::kCentredRotated;
   return c;
@@ -41,7 +46,7 @@ AttendCase transformed(AttendCase c) {
 // Everything that is compared with the usual case of 32 sequences of 8K.
 std::vector<AttendCase> variations() {
   const AttendCase usual = batch("", 32, 8 * kK);
-  std::vector<AttendCase> cases = {usual, transformed(usual), deterministic(usual)};
+  std::vector<AttendCase> cases = {usual, alone(usual), transformed(usual), deterministic(usual)};
   for (const KvFormat format : {KvFormat::kFp8E4m3, KvFormat::kBf16, KvFormat::kFp16}) {
     cases.push_back(usual);
     cases.back().format = format;
@@ -63,7 +68,7 @@ std::vector<AttendCase> shared_prefixes() {
   AttendCase c = batch("prefix", 64, 9 * kK);
   c.shared_tokens = 8 * kK;
   std::vector<AttendCase> cases;
-  for (const int32_t told : {c.shared_tokens, kernels::kFindSharedPrefix, 0}) {
+  for (const int32_t told : {c.shared_tokens, kFindSharedPrefix, 0}) {
     cases.push_back(c);
     cases.back().shared_prefix_tokens = told;
   }
@@ -90,6 +95,7 @@ std::string label_of(const AttendCase& c) {
   if (c.window_left >= 0) text += " window " + std::to_string(c.window_left);
   if (c.key_transform != KeyTransform::kNone) text += " " + std::string(name(c.key_transform));
   if (c.deterministic) text += " deterministic";
+  if (!c.shares_plan) text += " alone";
   if (c.shared_tokens > 0)
     text += " prefix " + tokens_text(c.shared_tokens) +
             (c.shared_prefix_tokens > 0    ? " given"
@@ -113,6 +119,7 @@ json fields_of(const AttendCase& c) {
           {"window_left", c.window_left},
           {"key_transform", name(c.key_transform)},
           {"deterministic", c.deterministic},
+          {"shares_plan", c.shares_plan},
           {"shared_tokens", c.shared_tokens},
           {"shared_prefix_tokens", c.shared_prefix_tokens}};
 }
@@ -124,13 +131,16 @@ std::vector<AttendCase> attend_cases() {
   };
   for (const auto& [sequences, tokens] : {std::pair{1, 128 * kK}, {8, 8 * kK}, {256, kK}}) {
     const AttendCase c = batch("", sequences, tokens);
-    add({c, sequences == 256 ? transformed(c) : deterministic(c)});
+    add({c, alone(c), sequences == 256 ? transformed(c) : deterministic(c)});
   }
   add(windows());
   add(shared_prefixes());
   for (const auto& [sequences, tokens] :
-       {std::pair{256, 4 * kK}, {64, 8 * kK}, {8, 32 * kK}, {1, 32 * kK}, {1, 8 * kK}, {1, kK}})
-    add({batch("", sequences, tokens)});
+       {std::pair{256, 4 * kK}, {64, 8 * kK}, {8, 32 * kK}, {1, 32 * kK}, {1, 8 * kK}, {1, kK}}) {
+    const AttendCase c = batch("", sequences, tokens);
+    add({c});
+    if (sequences == 1) add({alone(c)});
+  }
   for (const auto& [sequences, tokens] : {std::pair{256, 4 * kK},
                                           {64, 8 * kK},
                                           {32, 8 * kK},

@@ -49,6 +49,9 @@ struct Step {
     must(gpu.append_in_stream(0, dense_tensor(k.data<float>(), Dtype::kFp32, 1, kHeads, kDim),
                               dense_tensor(v.data<float>(), Dtype::kFp32, 1, kHeads, kDim),
                               slot.data<int64_t>(), 1, stream));
+    must(gpu.attend_in_stream(0, batch(), {}, stream));
+  }
+  DeviceAttendBatch batch() const {
     DeviceAttendBatch batch;
     batch.q = dense_tensor(q.data<float>(), Dtype::kFp32, 1, kQueryHeads, kDim);
     batch.out = dense_tensor(out.data<float>(), Dtype::kFp32, 1, kQueryHeads, kDim);
@@ -57,7 +60,7 @@ struct Step {
     batch.block_table = table.data<int32_t>();
     batch.num_seqs = 1;
     batch.block_table_stride = kBlocks;
-    must(gpu.attend_in_stream(0, batch, {}, stream));
+    return batch;
   }
 
   Client client;
@@ -133,6 +136,49 @@ TEST_CASE("one graph of append and attend follows tables, lengths and values on 
   CHECK(must(step.gpu.checksum(table)) == must(step.host.checksum(table)));
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
+}
+
+TEST_CASE("a call begins with the plan that the one before it has left") {
+  if (!has_gpu()) return;
+  Node node(gpu_options());
+  Step step(node);
+  auto engine = random_engine(3);
+  std::vector<int32_t> table(kBlocks);
+  for (int32_t i = 0; i < kBlocks; ++i) table[static_cast<size_t>(i)] = i;
+  put(step.table, table);
+  for (int64_t token = 0; token < 100; ++token) {
+    put(step.k, normal(engine, kHeads * kDim));
+    put(step.v, normal(engine, kHeads * kDim));
+    put(step.slot, std::vector<int64_t>{token});
+    put(step.seq_len, std::vector<int32_t>{static_cast<int32_t>(token) + 1});
+    step.enqueue();
+    REQUIRE(cudaStreamSynchronize(step.stream) == cudaSuccess);
+  }
+  // As the tuned row takes queries.
+  const DeviceBytes q(std::vector<uint16_t>(kQueryHeads * kDim, 0x3F80));  // ones
+  const DeviceBytes plan(static_cast<size_t>(kAttendPlanBytes));
+  const auto attend = [&](AttendPlan use) {
+    const DeviceBytes out(kQueryHeads * kDim * sizeof(uint16_t));
+    DeviceAttendBatch batch = step.batch();
+    batch.q = dense_tensor(q.data<uint16_t>(), Dtype::kBf16, 1, kQueryHeads, kDim);
+    batch.out = dense_tensor(out.data<uint16_t>(), Dtype::kFp16, 1, kQueryHeads, kDim);
+    batch.plan = use;
+    must(step.gpu.attend_in_stream(0, batch, {}, step.stream));
+    REQUIRE(cudaStreamSynchronize(step.stream) == cudaSuccess);
+    plan.check_guards();
+    return out.read<uint16_t>();
+  };
+  const auto before = plan.read<std::byte>();
+  const std::vector<uint16_t> expected = attend({});
+  CHECK(plan.read<std::byte>() == before);
+  CHECK(attend({plan.data<std::byte>(), true}) == expected);
+  const auto made = plan.read<std::byte>();
+  CHECK(made != before);
+  CHECK(attend({plan.data<std::byte>(), false}) == expected);
+  CHECK(plan.read<std::byte>() == made);
+  DeviceAttendBatch batch = step.batch();
+  batch.plan = {plan.data<std::byte>() + 8, true};
+  CHECK(step.gpu.attend_in_stream(0, batch, {}, step.stream).code() == ErrorCode::kInvalidArgument);
 }
 
 TEST_CASE("layers of one call are turned, and gathered from a first token, as on host memory") {

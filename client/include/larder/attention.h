@@ -13,14 +13,13 @@
 #include <cstdint>
 #include <span>
 
+#include "larder/attend_sharing.h"
 #include "larder/context_shard.h"
 #include "larder/lse_form.h"
 #include "larder/status.h"
 #include "larder/tensor.h"
 
 namespace larder {
-
-inline constexpr int32_t kFindSharedPrefix = -1;
 
 struct AttendOptions {
   float scale = 0.0f;  // 0: 1 / sqrt(k_dim); MLA pools have no default
@@ -81,6 +80,7 @@ struct DeviceAttendBatch {
   // Instead of the options' spans, which must be empty.
   const float* sinks = nullptr;         // [num_q_heads]
   const float* alibi_slopes = nullptr;  // [num_q_heads]
+  AttendPlan plan = {};                 // shared by the layers of a step
 };
 
 // Attention of every row over its own tokens, MLA pools only (Pool::sparse_attend). Of the options

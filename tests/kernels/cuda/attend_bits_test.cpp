@@ -92,7 +92,7 @@ TEST_CASE("options keep determinism") {
     if (option == 3) batch.set_transform(KeyTransform::kCentredRotated, engine);
     if (option == 4) batch.params.soft_cap = 5.0f;
     // Not used: a prefix that is shared in one batch alone would change bits.
-    if (option == 5) batch.params.shared_prefix_tokens = kernels::kFindSharedPrefix;
+    if (option == 5) batch.params.shared_prefix_tokens = kFindSharedPrefix;
     if (option == 6) batch.params.num_splits = 1;
     if (option == 7) batch.params.num_splits = 256;
     if (option == 8) batch.params.window_left = 300;

@@ -134,7 +134,7 @@ inline AttendCase random_decode_case(std::mt19937_64& engine) {
       static_cast<Encoder>(g.k_format == KvFormat::kNvfp4 ? draw(engine, 0, 2) : 0);
   one.params.num_splits = pick<int32_t>(engine, {0, 0, 0, 1, 2, 8});
   one.params.deterministic = maybe();
-  if (maybe()) one.params.shared_prefix_tokens = kernels::kFindSharedPrefix;
+  if (maybe()) one.params.shared_prefix_tokens = kFindSharedPrefix;
   return one;
 }
 

@@ -146,7 +146,7 @@ TEST_CASE("a captured decode of many sequences serves batches that are short, lo
   if (!has_gpu()) return;
   auto engine = random_engine(7951);
   CAPTURE(seed());
-  for (const int32_t prefix : {0, kernels::kFindSharedPrefix}) {
+  for (const int32_t prefix : {0, kFindSharedPrefix}) {
     std::vector<AttendCase> cases;
     for (const int64_t longest : {20, 900, 0, 300}) {
       std::vector<Lengths> lengths;

@@ -162,7 +162,7 @@ class PlanRun {
     be(32 * warp);
     cuda::WarpPlaces& places = warps_[static_cast<size_t>(warp)];
     const bool is_long = places.left > kLongTiles;
-    cuda::enter_first<kColumns>(call_, places);
+    cuda::enter_first<kColumns>(call_, kStepTiles, places);
     tile_ = places.loads.tile;
     while (true) {
       take_piece(places, is_long);

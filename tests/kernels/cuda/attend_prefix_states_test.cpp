@@ -11,8 +11,6 @@
 namespace larder::test {
 namespace {
 
-using kernels::kFindSharedPrefix;
-
 AttentionGeometry geometry_of(KvFormat format, int32_t dim, int32_t kv_heads,
                               int32_t block_tokens) {
   return {1, kv_heads, block_tokens, dim, dim, format, format};

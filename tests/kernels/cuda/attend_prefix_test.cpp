@@ -71,7 +71,7 @@ TEST_CASE("a head that all sequences share, given or found, gives the CPU's resu
         for (const size_t count : {size_t{1}, size_t{2}, size_t{7}}) {
           AttendCase one = common_head(format, block_tokens, q_len, count, engine);
           const Outputs expected = one.run_cpu();
-          for (const int32_t prefix : {kernels::kFindSharedPrefix, 320, block_tokens}) {
+          for (const int32_t prefix : {kFindSharedPrefix, 320, block_tokens}) {
             one.params.shared_prefix_tokens = prefix;
             one.check_tuned("common head", expected);
           }
@@ -80,7 +80,7 @@ TEST_CASE("a head that all sequences share, given or found, gives the CPU's resu
     AttendCase one(decode_geometry(KvFormat::kNvfp4, 1, 16, dim), 8,
                    std::vector<Lengths>(40, {1, 350}), engine);
     share_head(one, 0, 40, 20);
-    for (const int32_t prefix : {kernels::kFindSharedPrefix, 320}) {
+    for (const int32_t prefix : {kFindSharedPrefix, 320}) {
       one.params.shared_prefix_tokens = prefix;
       one.check_tuned("40 sequences");
     }
@@ -97,7 +97,7 @@ TEST_CASE("every option is right over a shared head") {
         AttendCase one = common_head(format, 16, q_len, 9, engine);
         option.set(one, engine);
         const Outputs expected = one.run_cpu();
-        for (const int32_t prefix : {kernels::kFindSharedPrefix, 320}) {
+        for (const int32_t prefix : {kFindSharedPrefix, 320}) {
           one.params.shared_prefix_tokens = prefix;
           one.check_tuned(option.name, expected);
         }
@@ -133,14 +133,14 @@ TEST_CASE("runs of neighbours with heads of their own, and sequences that share 
     for (const int32_t q_len : {1, 3})
       for (const bool deterministic : {false, true}) {
         AttendCase one = mixed_runs(format, q_len, engine);
-        one.params.shared_prefix_tokens = kernels::kFindSharedPrefix;
+        one.params.shared_prefix_tokens = kFindSharedPrefix;
         one.params.deterministic = deterministic;
         one.check_tuned("runs");
       }
   for (const NamedOption& option : options()) {
     AttendCase one = mixed_runs(KvFormat::kNvfp4, 2, engine);
     option.set(one, engine);
-    one.params.shared_prefix_tokens = kernels::kFindSharedPrefix;
+    one.params.shared_prefix_tokens = kFindSharedPrefix;
     one.check_tuned(option.name);
   }
 }
@@ -162,14 +162,14 @@ TEST_CASE("hundreds of sequences over one long head, and tables that are equal t
     one.seq_lens[s] += 4096;
   }
   const Outputs expected = one.run_cpu();
-  for (const int32_t prefix : {kernels::kFindSharedPrefix, 4096, 2048}) {
+  for (const int32_t prefix : {kFindSharedPrefix, 4096, 2048}) {
     one.params.shared_prefix_tokens = prefix;
     one.check_tuned("one long head", expected);
   }
   AttendCase equal(decode_geometry(KvFormat::kNvfp4, 1, 16, 64), 8,
                    std::vector<Lengths>(20, {2, 500}), engine);
   share_head(equal, 0, 20, equal.params.block_table_stride);
-  equal.params.shared_prefix_tokens = kernels::kFindSharedPrefix;
+  equal.params.shared_prefix_tokens = kFindSharedPrefix;
   equal.check_tuned("equal tables");
 }
 
@@ -178,7 +178,7 @@ TEST_CASE("a NaN in a shared head shows in all, and a wrong block of it is left 
   auto engine = random_engine(7904);
   CAPTURE(seed());
   for (const KvFormat format : kDecodeFormats)
-    for (const int32_t prefix : {kernels::kFindSharedPrefix, 320}) {
+    for (const int32_t prefix : {kFindSharedPrefix, 320}) {
       for (const bool is_key : {true, false}) {
         AttendCase one = common_head(format, 16, 1, 9, engine);
         one.params.shared_prefix_tokens = prefix;

@@ -243,7 +243,7 @@ TEST_CASE("wild tables touch nothing outside") {
     if (engine() % 2 == 0) one.set_random_mask(engine);
     if (engine() % 4 == 0) one.set_alibi(engine);
     one.params.deterministic = engine() % 2 == 0;
-    if (engine() % 2 == 0) one.params.shared_prefix_tokens = kernels::kFindSharedPrefix;
+    if (engine() % 2 == 0) one.params.shared_prefix_tokens = kFindSharedPrefix;
     if (engine() % 2 == 0) one.params.window_left = static_cast<int32_t>(engine() % 300);
     one.params.num_splits = static_cast<int32_t>(engine() % 5);
     make_wild(one.q_lens, engine);
