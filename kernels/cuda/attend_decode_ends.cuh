@@ -49,13 +49,13 @@ struct PieceWalk {
   int32_t count;  // pieces of the segment
   int32_t piece;
 
-  __device__ __noinline__ void enter(const DecodeCall& call) {
+  __device__ void enter(const DecodeCall& call) {
     tiles = tiles_of_piece(call, walk.plan.tiles);
     count = pieces_of(walk.plan.tiles, tiles);
     piece = 0;
   }
   template <int kColumns>
-  __device__ __noinline__ void next(const DecodeCall& call) {
+  __device__ void next(const DecodeCall& call) {
     if (++piece < count) return;
     next_segment<kColumns>(call, walk);
     enter(call);
@@ -117,8 +117,8 @@ __device__ inline bool leaves_begun(const StretchPlace& end, int32_t begin_unit)
   return end.from > 0 && end.segment >= begin_unit;
 }
 template <int kColumns>
-__device__ __noinline__ void find_piece_end(const DecodeCall& call, const PieceWalk& at,
-                                            int32_t index, CtaEnd& result) {
+__device__ inline void find_piece_end(const DecodeCall& call, const PieceWalk& at, int32_t index,
+                                      CtaEnd& result) {
   result = {};
   if (at.count == 1) return;
   result.publishes[0] = true;

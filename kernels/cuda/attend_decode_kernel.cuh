@@ -260,11 +260,13 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     if (thread_index() < 2 && end.publishes[thread_index()])
       publish_slot(call, is_pieces ? index : 2 * index + thread_index());
     const bool is_last = !is_pieces || index + 1 == cta.begin + cta.count;
-    if (end.job.num_slots > 0) {
-      if (is_last || end.job.first_slot >= cta.begin)
-        merge_slots<Shape>(call, end.job, memory);
-      else if (thread_index() == 0)
-        deferred = end.job;
+    const bool is_put_off = !is_last && end.job.num_slots > 0 && end.job.first_slot < cta.begin;
+    if (is_put_off && thread_index() == 0) deferred = end.job;
+#pragma unroll 1
+    for (const MergeJob* job = &end.job; !is_put_off; job = &deferred) {
+      if (job->num_slots > 0) merge_slots<Shape>(call, *job, memory);
+      if (!is_last || job == &deferred) break;
+      __syncthreads();
     }
     if (is_last) break;
     __syncthreads();
@@ -273,8 +275,6 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
       ++index;
     }
   }
-  __syncthreads();
-  if (deferred.num_slots > 0) merge_slots<Shape>(call, deferred, memory);
 }
 
 }  // namespace larder::kernels::cuda

@@ -129,11 +129,11 @@ __device__ inline uint8_t* slot_of(uint8_t* memory, int warp, int which) {
 
 // Adds up pieces of one segment, by `num_threads` threads: to results, or to the slot `whole` where
 // that is not nullptr. They lie in slots of shared memory, the first anywhere, the others from
-// `second` on. Apart from its callers, so that the code that runs last has been fetched.
+// `second` on. Not a function out of line: to that the call's words would be memory far away.
 template <typename Shape>
-__device__ __noinline__ void merge_pieces(const DecodeCall& call, const PieceNote& note,
-                                          uint8_t* first, uint8_t* second, int32_t count,
-                                          uint8_t* whole, int thread, int num_threads) {
+__device__ inline void merge_pieces(const DecodeCall& call, const PieceNote& note, uint8_t* first,
+                                    uint8_t* second, int32_t count, uint8_t* whole, int thread,
+                                    int num_threads) {
   constexpr int kFours = Shape::kDim / 4;
   constexpr int kAtOnce = 4;
   const int items = min(Shape::kColumns, note.num_pairs - note.first_pair) * kFours;
@@ -188,14 +188,15 @@ __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_
   const uint32_t same = __match_any_sync(~0u, segment);
   uint32_t leaders = __ballot_sync(~0u, segment >= 0 && __ffs(static_cast<int>(same)) - 1 == lane);
   const int num_sets = max(min(__popc(leaders), num_warps), 1);
-  const int set_warps = num_warps / num_sets;
-  const int set = thread / 32 / set_warps;
+  // Most CTAs have one set: that needs no divisions.
+  const int set_warps = num_sets == 1 ? num_warps : num_warps / num_sets;
+  const int set = num_sets == 1 ? 0 : thread / 32 / set_warps;
   if (set >= num_sets) return;
 #pragma unroll 1
   for (int index = 0; leaders != 0; ++index, leaders &= leaders - 1) {
     const int first = __ffs(static_cast<int>(leaders)) - 1;
     const uint32_t entries = __shfl_sync(~0u, same, first);
-    if (index % num_sets != set) continue;
+    if (num_sets > 1 && index % num_sets != set) continue;
     const bool begins = notes[first].begins != 0;
     const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends != 0;
     uint8_t* whole = begins && ends
@@ -228,48 +229,65 @@ __device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
   call.use.report(slot);
 }
 
-// Four dims of a column over consecutive slots of a job, some loaded at a time.
+// What a thread adds up of a job: four dims of a column over slots [first, end), some at a time.
+// Kept from being worked out later than it is said: that is done while others' slots are waited
+// for.
 template <typename Shape>
-__device__ inline MergedSums add_slots(const DecodeCall& call, const MergeJob& job, int32_t first,
-                                       int32_t end, int column, int four) {
-  constexpr int kAtOnce = 6;
-  MergedSums merged;
-#pragma unroll 1
-  for (; first < end; first += kAtOnce) {
-    float2 states[kAtOnce];
-    float4 sums[kAtOnce];
-    float highest = merged.max;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const PieceSlot<Shape> slot(call.space.parts +
-                                  job.slot(min(first + i, end - 1)) * Shape::kSlotBytes);
-      states[i] = __ldcg(&slot.state(column));
-      sums[i] = __ldcg(&slot.at(column, four));
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) highest = fmaxf(highest, states[i].x);
-    merged.raise(highest);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (first + i < end) merged.add(states[i], sums[i]);
-  }
-  return merged;
-}
-
-// What a thread adds up of a job: four dims of a column over slots [first, end). Kept from being
-// worked out later than it is said: divisions are done while others' slots are waited for.
 struct SlotShare {
+  static constexpr int kFours = Shape::kDim / 4;
+  static constexpr int kAtOnce = 6;
+  int stretch;  // of those side by side
   int column;
   int four;
   int32_t first;
   int32_t end;
+  uint8_t* slots[kAtOnce];  // from `first` on; past the end the last one again
 
-  __device__ SlotShare(const MergeJob& job, int item, int items, int32_t each, int fours)
-      : column(item % items / fours),
-        four(item % fours),
-        first(min(item / items * each, job.num_slots)),
-        end(min(first + each, job.num_slots)) {
-    asm volatile("" : "+r"(column), "+r"(four), "+r"(first), "+r"(end));
+  // Of item number `item`: fours of columns, then stretches of `each` slots.
+  __device__ SlotShare(const DecodeCall& call, const MergeJob& job, int item, int items,
+                       int32_t each)
+      : stretch(item / items) {
+    const int in_stretch = item - stretch * items;
+    column = in_stretch / kFours;
+    four = in_stretch % kFours;
+    first = min(stretch * each, job.num_slots);
+    end = min(first + each, job.num_slots);
+    find_slots(call, job);
+    asm volatile("" : "+r"(stretch), "+r"(column), "+r"(four), "+r"(first), "+r"(end));
+  }
+
+  __device__ void find_slots(const DecodeCall& call, const MergeJob& job) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t at = max(min(first + i, end - 1), 0);
+      slots[i] = call.space.parts + job.slot(at) * Shape::kSlotBytes;
+      asm volatile("" : "+l"(slots[i]));
+    }
+  }
+
+  __device__ MergedSums add_up(const DecodeCall& call, const MergeJob& job) {
+    MergedSums merged;
+#pragma unroll 1
+    while (first < end) {
+      float2 states[kAtOnce];
+      float4 sums[kAtOnce];
+      float highest = merged.max;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const PieceSlot<Shape> slot(slots[i]);
+        states[i] = __ldcg(&slot.state(column));
+        sums[i] = __ldcg(&slot.at(column, four));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) highest = fmaxf(highest, states[i].x);
+      merged.raise(highest);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i < end) merged.add(states[i], sums[i]);
+      first += kAtOnce;
+      if (first < end) find_slots(call, job);
+    }
+    return merged;
   }
 };
 
@@ -277,23 +295,23 @@ struct SlotShare {
 // stretches of the slots side by side, whose sums meet there; then the columns are written.
 template <typename Shape>
 __device__ void merge_slots(const DecodeCall& call, const MergeJob& job, uint8_t* memory) {
-  constexpr int kFours = Shape::kDim / 4;
   const auto threads = static_cast<int>(blockDim.x);
   const int thread = thread_index();
-  const int items = min(Shape::kColumns, job.note.num_pairs - job.note.first_pair) * kFours;
+  const int items =
+      min(Shape::kColumns, job.note.num_pairs - job.note.first_pair) * SlotShare<Shape>::kFours;
   const int stretches = max(min(threads / items, job.num_slots), 1);
   const int32_t each = (job.num_slots + stretches - 1) / stretches;
-  SlotShare share(job, thread, items, each, kFours);
+  SlotShare<Shape> share(call, job, thread, items, each);
   for (int32_t i = thread; i < job.num_slots; i += threads) wait_for_slot(call, job.slot(i));
   __syncthreads();
 #pragma unroll 1
-  for (int i = thread; i < items * stretches; i += threads) {
-    if (i != thread) share = SlotShare(job, i, items, each, kFours);
-    const MergedSums merged =
-        add_slots<Shape>(call, job, share.first, share.end, share.column, share.four);
-    const PieceSlot<Shape> slot(memory + i / items * Shape::kSlotBytes);
+  for (int i = thread; i < items * stretches;) {
+    const MergedSums merged = share.add_up(call, job);
+    const PieceSlot<Shape> slot(memory + share.stretch * Shape::kSlotBytes);
     if (share.four == 0) slot.state(share.column) = {merged.max, merged.total};
     slot.at(share.column, share.four) = merged.sums;
+    i += threads;
+    if (i < items * stretches) share = SlotShare<Shape>(call, job, i, items, each);
   }
   __syncthreads();
   for (int32_t i = thread; i < job.num_slots; i += threads) call.space.stamps[job.slot(i)] = 0;

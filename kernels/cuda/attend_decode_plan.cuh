@@ -38,7 +38,7 @@ __device__ inline EvenSplit split_evenly(int32_t total, int32_t parts) {
 }
 
 // Least tiles of the pieces of a segment of `tiles`, and their number.
-__device__ __noinline__ inline int32_t tiles_of_piece(const DecodeCall& call, int32_t tiles) {
+__device__ inline int32_t tiles_of_piece(const DecodeCall& call, int32_t tiles) {
   return max(call.piece_tiles, divide(tiles + call.max_pieces - 1, call.max_pieces));
 }
 __device__ __noinline__ inline int32_t pieces_of(int32_t tiles, int32_t piece_tiles) {

@@ -37,7 +37,7 @@ struct Walk {
 };
 
 // Tokens of a sequence's first `tokens` that this rank has. Divisions are kept out of line.
-__device__ __noinline__ inline int32_t tokens_of_rank(const Shard& shard, int32_t tokens) {
+__device__ __noinline__ inline int32_t tokens_of_rank(Shard shard, int32_t tokens) {
   return static_cast<int32_t>(shard.local_tokens(tokens));
 }
 __device__ inline int32_t tokens_here(const DecodeCall& call, int32_t tokens) {
