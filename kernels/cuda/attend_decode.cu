@@ -339,6 +339,15 @@ Status attend_decode(const AttendParams& given, const Target& target) {
     if (Status s = copy_lengths(target, params); !s.ok()) return s;
   DecodeCall call = decode_call(params, layout, target);
   const int num_ctas = std::min(device.num_multiprocessors, kMaxCtas);
+  if (layout.piece_tiles == 0 && params.num_seqs > 0) {
+    const int64_t column_tiles =
+        (params.q.shape[0] / params.num_seqs * call.group + instance.columns - 1) /
+        instance.columns;
+    const int64_t segments = params.num_seqs * call.num_kv_heads * column_tiles;
+    if (params.q.shape[0] % params.num_seqs == 0 && segments < std::numeric_limits<int32_t>::max())
+      call.num_segments = static_cast<int32_t>(segments);
+    if (call.num_segments > 0) call.whole_ctas = whole_ctas_of(segments, num_ctas);
+  }
   // Memory that the caller of a request names is not looked at.
   if (params.plan.memory != nullptr && target.rights == nullptr && layout.piece_tiles == 0 &&
       !layout.prefix.is_used && params.mask == nullptr)

@@ -85,9 +85,11 @@ struct DecodeCall {
   int32_t group;
   uint32_t group_inverse;  // 2^32 / group
   int32_t window_left;
-  int32_t piece_tiles;  // least tiles of a CTA's piece; 0: the tiles are dealt out evenly
-  int32_t max_pieces;   // of a segment, where piece_tiles > 0
-  int32_t begin_tiles;  // what it costs to begin a segment, in tiles; 0 with pieces
+  int32_t piece_tiles;   // least tiles of a CTA's piece; 0: the tiles are dealt out evenly
+  int32_t max_pieces;    // of a segment, where piece_tiles > 0
+  int32_t begin_tiles;   // what it costs to begin a segment, in tiles; 0 with pieces
+  int32_t num_segments;  // of sequences of as many rows each; if their lengths are alike too,
+  int32_t whole_ctas;    // so many CTAs take whole segments alone; 0: no good number does
   float scale;
   float logit_factor;  // scale * k_scale * log2 e
   float value_factor;  // v_scale

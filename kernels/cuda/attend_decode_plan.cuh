@@ -56,6 +56,15 @@ __device__ inline int32_t units_of(const DecodeCall& call, const SequencePlan& p
   return units_of(call, plan.tiles) * call.num_kv_heads * plan.column_tiles;
 }
 
+// CTAs, not many less than `num_ctas`, that take as many whole segments each; 0: there is no such
+// number, or it is `num_ctas`. What some CTAs more would read in less time is less than what it
+// takes to merge what CTAs have of segments together.
+inline int32_t whole_ctas_of(int64_t num_segments, int32_t num_ctas) {
+  for (int32_t ctas = num_ctas; 20 * ctas >= 19 * num_ctas; --ctas)
+    if (num_segments % ctas == 0) return ctas == num_ctas ? 0 : ctas;
+  return 0;
+}
+
 // What a CTA takes.
 struct CtaPlan {
   int32_t total;    // units of the call
@@ -68,7 +77,10 @@ struct CtaPlan {
 
 __device__ inline CtaPlan split_units(const DecodeCall& call, int32_t total) {
   CtaPlan plan = {};
-  const int32_t num_ctas = max(min(total, static_cast<int32_t>(gridDim.x)), 1);
+  int32_t num_ctas = max(min(total, static_cast<int32_t>(gridDim.x)), 1);
+  // Lengths that are not alike may add up to as much: then the work is shared out as evenly.
+  if (call.whole_ctas > 0 && total % call.num_segments == 0)
+    num_ctas = min(num_ctas, call.whole_ctas);
   const auto cta = static_cast<int32_t>(blockIdx.x);
   plan.total = total;
   if (cta >= num_ctas) return plan;

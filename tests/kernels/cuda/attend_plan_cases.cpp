@@ -206,6 +206,11 @@ class Draw {
     one_.num_slots = 2 * kMostCtas;
     if (one_in(2)) {
       one_.begin_tiles = one_in(4) ? 0 : static_cast<int32_t>(between(1, 12));
+      // Right or wrong, they decide how evenly CTAs share alone.
+      if (one_in(2)) {
+        one_.num_segments = static_cast<int32_t>(between(1, 8));
+        one_.whole_ctas = static_cast<int32_t>(between(0, one_.grid));
+      }
       return;
     }
     const bool is_given = one_in(2);  // how many pieces, by num_splits

@@ -48,6 +48,8 @@ struct PlanCase {
   int32_t piece_tiles = 0;
   int32_t max_pieces = 1;
   int32_t begin_tiles = 0;
+  int32_t num_segments = 0;  // as the host counts them, with whole_ctas
+  int32_t whole_ctas = 0;
   int columns = 8;
   int step_tiles = 1;
   int grid = 1;

@@ -18,54 +18,13 @@
 #include <doctest/doctest.h>
 
 #include "kernels/cuda/attend_decode_ends.cuh"
+#include "tests/kernels/cuda/attend_plan_call.cuh"
 #include "tests/kernels/cuda/attend_plan_cases.h"
 #include "tests/kernels/cuda/attend_plan_model.h"
 #include "tests/support/random.h"
 
 namespace larder::test {
 namespace {
-
-namespace cuda = kernels::cuda;
-
-constexpr uint32_t kHeadBytes = 4096;  // data of a head in a block
-constexpr uint32_t kHeadScaleBytes = 512;
-constexpr uint32_t kKeysAt = 1 << 16;  // in a block; blocks begin at address 0
-constexpr uint32_t kScalesAt = 1 << 20;
-
-cuda::DecodeCall call_of(const PlanCase& one, kernels::CallFaults& faults) {
-  static const int32_t table = 0;  // addresses count from it, and none is looked at
-  static const uint8_t mask = 0;
-  cuda::DecodeCall call = {};
-  call.layer.keys_offset_bytes = kKeysAt;
-  call.layer.key_scales_offset_bytes = kScalesAt;
-  call.layer.head_bytes = kHeadBytes;
-  call.layer.head_scale_bytes = kHeadScaleBytes;
-  call.q_lens = one.q_lens.data();
-  call.seq_lens = one.seq_lens.data();
-  call.block_table = &table;
-  call.block_table_stride = one.block_table_stride;
-  if (!one.mask_offsets.empty()) {
-    call.mask = &mask;
-    call.mask_offsets = one.mask_offsets.data();
-    call.mask_bytes = one.mask_bytes;
-  }
-  if (!one.prefix_tokens.empty()) call.prefix.tokens = one.prefix_tokens.data();
-  call.num_rows = one.num_rows;
-  call.max_tokens = one.max_tokens;
-  call.shard = cuda::Shard(one.shard);
-  call.num_seqs = one.num_seqs();
-  call.num_kv_heads = one.num_kv_heads;
-  call.group = one.group;
-  call.group_inverse = static_cast<uint32_t>(
-      std::min<uint64_t>((uint64_t{1} << 32) / static_cast<uint64_t>(one.group), 0xFFFFFFFFu));
-  call.window_left = one.window_left;
-  call.is_causal = one.is_causal;
-  call.piece_tiles = one.piece_tiles;
-  call.max_pieces = one.max_pieces;
-  call.begin_tiles = one.begin_tiles;
-  call.use.faults = &faults;
-  return call;
-}
 
 // What a step loads: tiles [tile, tile + count) of a segment.
 struct Load {
@@ -382,6 +341,41 @@ TEST_CASE("every tile of decode attention is taken once, in order, and by whom o
   if (num_failures > 0) return;
   CHECK(num_segments > 1000);
   CHECK(num_slots > 1000);
+}
+
+TEST_CASE("so many CTAs take whole segments") {
+  CHECK(cuda::whole_ctas_of(256, 132) == 128);
+  CHECK(cuda::whole_ctas_of(2048, 132) == 128);
+  CHECK(cuda::whole_ctas_of(250, 132) == 0);  // 125 would be too few
+  CHECK(cuda::whole_ctas_of(260, 132) == 130);
+  CHECK(cuda::whole_ctas_of(264, 132) == 0);  // all of them do
+  CHECK(cuda::whole_ctas_of(64, 132) == 0);
+  CHECK(cuda::whole_ctas_of(208, 108) == 104);
+  CHECK(cuda::whole_ctas_of(1, 1) == 0);
+}
+
+// 32 sequences of 8 heads: 256 segments, two for each of 128 CTAs of 132.
+TEST_CASE("segments of equal lengths are not cut between CTAs") {
+  PlanCase one;
+  one.q_lens.assign(32, 1);
+  one.seq_lens.assign(32, 3000);
+  one.num_rows = 32;
+  one.num_kv_heads = 8;
+  one.group = 4;
+  one.block_table_stride = 188;
+  one.max_tokens = 188 * 16;
+  one.begin_tiles = 10;
+  one.step_tiles = 4;
+  one.grid = 132;
+  one.warps = 12;
+  one.num_slots = 512;
+  one.num_segments = 256;
+  CHECK(run_columns<8>(one, model_of(one)) > 100);
+  one.whole_ctas = 128;
+  CHECK(run_columns<8>(one, model_of(one)) == 0);
+  // Lengths that differ: as before.
+  one.seq_lens[7] = 2999 - 16;
+  CHECK(run_columns<8>(one, model_of(one)) > 100);
 }
 
 }  // namespace
