@@ -68,7 +68,7 @@ __device__ __noinline__ inline void share_piece(const PieceWalk& at, int32_t ind
   const int32_t from = at.piece * at.tiles;
   const EvenSplit split =
       split_evenly(min(at.tiles, at.walk.plan.tiles - from), static_cast<int32_t>(blockDim.x / 32));
-  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
+  const auto warp = static_cast<int32_t>(threadIdx.x / 32);
   places.products = at.walk;
   places.done = 0;
   places.from = from + split.begin(warp);

@@ -154,12 +154,14 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
   const Walk& walk = places.products;
   uint8_t* ring_memory = memory + warp * Shape::kRingBytes;
   Ring<Shape> ring(call, places.loads, ring_memory);
-  const typename Shape::Format::Lane lane_places = Shape::Format::lane(lane_row(), lane_column());
   PieceState<Shape> state;
   do {
     QueryRows<Shape> query_rows;
     fetch_queries<Shape>(call, walk, query_rows);
     if (places.done == 0) ring.fill();
+    // After the first loads have begun, which would else wait for it.
+    const int lane = thread_index() % 32;
+    const typename Shape::Format::Lane lane_places = Shape::Format::lane(lane / 4, lane % 4);
     Queries<Shape> queries;
     ColumnFactors<Shape> factors;
     place_queries<Shape>(call, walk, query_rows, queries, factors, places.columns);

@@ -135,7 +135,7 @@ __device__ inline void merge_pieces(const DecodeCall& call, const PieceNote& not
                                     uint8_t* second, int32_t count, uint8_t* whole, int thread,
                                     int num_threads) {
   constexpr int kFours = Shape::kDim / 4;
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 6;
   const int items = min(Shape::kColumns, note.num_pairs - note.first_pair) * kFours;
 #pragma unroll 1
   for (int item = thread; item < items; item += num_threads) {

@@ -123,7 +123,7 @@ __device__ inline Figures shuffle(const Figures& value, int lane) {
 }
 // The sum over lanes 0 to this one and, in `before`, over those before this one.
 __device__ inline Figures running_sum(Figures value, Figures& before) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const Figures other = {__shfl_up_sync(~0u, value.rows, step),
@@ -157,9 +157,9 @@ __device__ inline int places_of_warp() { return threadIdx.x < 32 ? 4 : 2; }
 // The unit of the lane's place. With pieces, all have the CTA's begin.
 __device__ inline int32_t wanted_unit(const DecodeCall& call, const CtaPlan& cta) {
   if (call.piece_tiles > 0) return cta.begin;
-  const int which = static_cast<int>(threadIdx.x) % places_of_warp();
+  const int which = static_cast<int>(threadIdx.x % 32) % places_of_warp();
   if (which >= 2) return cta.begin + (which == 2 ? 0 : cta.count);
-  const int32_t warp = min(static_cast<int32_t>(threadIdx.x) / 32, cta.num_warps - 1);
+  const int32_t warp = min(static_cast<int32_t>(threadIdx.x / 32), cta.num_warps - 1);
   return cta.begin + split_evenly(cta.count, cta.num_warps).begin(warp + which);
 }
 
@@ -204,8 +204,8 @@ struct PlanRound {
 
   template <int kColumns>
   __device__ void sum_up(const DecodeCall& call, bool reports, PlanShared& shared) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int warp = static_cast<int>(threadIdx.x / 32);
     const bool by_warp = is_by_warp(call);
     const auto me = static_cast<int32_t>(by_warp ? lane : threadIdx.x);
     if (by_warp && warp > 0) reports = false;

@@ -141,7 +141,7 @@ __device__ inline void fetch_queries(const DecodeCall& call, const Walk& walk,
 template <typename Shape>
 __device__ inline void prefetch_queries(const DecodeCall& call, const Walk& walk) {
   constexpr int kLines = Shape::kDim / 64;  // of a column
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
   int32_t row = 0;
   bool is_there = false;
   const uint16_t* from =

@@ -15,8 +15,8 @@
 
 namespace larder::kernels::cuda {
 
-__device__ inline int lane_row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
-__device__ inline int lane_column() { return static_cast<int>(threadIdx.x) % 4; }
+__device__ inline int lane_row() { return static_cast<int>(threadIdx.x % 32 / 4); }
+__device__ inline int lane_column() { return static_cast<int>(threadIdx.x % 4); }
 
 // Token of the tile that is row `g` of the keys' operand; row g + 8 is two tokens further. So a
 // lane's four weights are those of four consecutive tokens.
@@ -160,7 +160,8 @@ struct Nvfp4Rows : RowPlaces<kDimension / 2> {
   // A value that is not finite, else 0: dim `i` of the chunk that the lane has of a token.
   static __device__ float special(const uint8_t*, const uint8_t* scales, int token, int chunk,
                                   int i) {
-    const uint8_t scale = scales[token * (kDim / 16) + (lane_row() * kValueChunkDims + i) / 16];
+    const auto dim = static_cast<unsigned>(lane_row() * kValueChunkDims + i);
+    const uint8_t scale = scales[token * (kDim / 16) + dim / 16];
     return (scale & 0x7F) == 0x7F ? NAN : 0.0f;
   }
   // The group scales of kGroup of the chunk's groups: of tokens (0, 1) and (2, 3).

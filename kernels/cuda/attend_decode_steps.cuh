@@ -131,7 +131,7 @@ __device__ __noinline__ bool is_unmasked(const DecodeCall& call, const Walk& wal
   const int32_t last = row_of(call, min(pair + kColumns, walk.plan.rows * call.group) - 1);
   bool all = true;
   for (int32_t row = row_of(call, pair); row <= last; ++row)
-    for (int32_t token = static_cast<int32_t>(threadIdx.x) % 32; token < tokens; token += 32)
+    for (int32_t token = static_cast<int32_t>(threadIdx.x % 32); token < tokens; token += 32)
       all = all && mask_allows(call, walk, row, tile * kTileTokens + token);
   return __all_sync(~0u, all);
 }
