@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/cuda/attend_shared_plan.h"
 #include "kernels/cuda/attend_tile.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/shard.cuh"
@@ -300,6 +301,7 @@ int64_t attend_workspace_bytes(const AttendParams& params) {
 }
 
 Status attend(const AttendParams& params, const Target& target) {
+  if (Status s = leave_no_plan(params, target); !s.ok()) return s;
   if (params.q.shape[0] == 0) return {};
   const AttendLayout layout = attend_layout(params);
   const cudaStream_t stream = stream_of(target);

@@ -264,19 +264,36 @@ DecodeCall decode_call(const AttendParams& params, const DecodeLayout& layout,
 
 // Of everything that a plan follows from, beside the lengths.
 uint64_t plan_key(const DecodeCall& call, const DecodeInstance& instance, int num_ctas,
-                  const AttentionGeometry& geometry) {
+                  const AttendParams& params, const PrefixLayout& prefix) {
+  const AttentionGeometry& geometry = params.layer.geometry;
+  const int32_t prefix_tokens = prefix.is_used ? params.shared_prefix_tokens : 0;
   const auto of = [](auto value) { return static_cast<uint64_t>(value); };
   uint64_t key = 0x4C61726465720001;  // "Larder", and the plan's own form
   for (const uint64_t value :
-       {of(geometry.k_format), of(geometry.k_dim), of(geometry.block_tokens), of(instance.columns),
-        of(instance.warps), of(num_ctas), of(call.num_seqs), of(call.num_rows), of(call.max_tokens),
-        of(call.block_table_stride), of(call.num_kv_heads), of(call.group), of(call.window_left),
-        of(call.is_causal), of(call.begin_tiles), of(call.shard.num_ranks), of(call.shard.rank),
-        of(call.shard.interleave)}) {
+       {of(geometry.k_format),       of(geometry.k_dim),    of(geometry.block_tokens),
+        of(instance.columns),        of(instance.warps),    of(num_ctas),
+        of(call.num_seqs),           of(call.num_rows),     of(call.max_tokens),
+        of(call.block_table_stride), of(call.num_kv_heads), of(call.group),
+        of(call.window_left),        of(call.is_causal),    of(call.begin_tiles),
+        of(call.shard.num_ranks),    of(call.shard.rank),   of(call.shard.interleave),
+        of(prefix_tokens),           of(prefix.tile_pairs)}) {
     key = (key ^ value) * 0x9E3779B97F4A7C15;
     key ^= key >> 29;
   }
-  return key;
+  return key | 1;
+}
+
+// The memory is nullptr where the call plans for itself alone.
+SharedPlan shared_plan(const AttendParams& params, const Target& target, const DecodeLayout& layout,
+                       const DecodeCall& call, const DecodeInstance& instance, int num_ctas) {
+  const int64_t prefix_at = round_up(kept_bytes(num_ctas, instance.warps));
+  // Memory that the caller of a request names is not looked at.
+  if (params.plan.memory == nullptr || target.rights != nullptr || layout.piece_tiles > 0 ||
+      params.mask != nullptr || prefix_at + layout.prefix.kept_bytes > kAttendPlanBytes)
+    return {};
+  return {reinterpret_cast<uint8_t*>(params.plan.memory),
+          plan_key(call, instance, num_ctas, params, layout.prefix),
+          static_cast<int32_t>(prefix_at), params.plan.is_made};
 }
 
 DecodeInstance instance_for(KvFormat format, const DecodeDevice& device, int dim, int columns) {
@@ -327,7 +344,7 @@ int64_t attend_decode_workspace_bytes(const AttendParams& params) {
 }
 
 Status attend_decode(const AttendParams& given, const Target& target) {
-  if (given.q.shape[0] == 0) return {};
+  if (given.q.shape[0] == 0) return leave_no_plan(given, target);
   AttendParams params = given;
   const DecodeLayout layout = decode_layout(params);
   DecodeDevice device;
@@ -348,14 +365,13 @@ Status attend_decode(const AttendParams& given, const Target& target) {
       call.num_segments = static_cast<int32_t>(segments);
     if (call.num_segments > 0) call.whole_ctas = whole_ctas_of(segments, num_ctas);
   }
-  // Memory that the caller of a request names is not looked at.
-  if (params.plan.memory != nullptr && target.rights == nullptr && layout.piece_tiles == 0 &&
-      !layout.prefix.is_used && params.mask == nullptr)
-    call.shared = {reinterpret_cast<uint8_t*>(params.plan.memory),
-                   plan_key(call, instance, num_ctas, geometry), params.plan.is_made};
+  call.shared = shared_plan(params, target, layout, call, instance, num_ctas);
+  if (call.shared.memory == nullptr)
+    if (Status s = leave_no_plan(params, target); !s.ok()) return s;
   if (layout.prefix.is_used) {
     std::byte* memory = target.workspace + layout.own_bytes();
-    if (Status s = attend_prefix(params, target, layout.prefix, memory, &call.prefix); !s.ok())
+    if (Status s = attend_prefix(params, target, layout.prefix, memory, call.shared, &call.prefix);
+        !s.ok())
       return s;
   }
   return instance.launch(call, instance, num_ctas, stream_of(target));

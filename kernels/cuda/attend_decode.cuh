@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attend_prefix.h"
+#include "kernels/cuda/attend_shared_plan.h"
 #include "kernels/cuda/early_launch.cuh"
 #include "kernels/cuda/output.cuh"
 #include "kernels/cuda/shard.cuh"
@@ -49,13 +50,6 @@ struct DecodeLayer {
 struct DecodeWorkspace {
   uint64_t* stamps;  // [slots]
   uint8_t* parts;    // [slots, bytes of a PieceSlot]
-};
-
-// A plan that calls share, in memory of the caller (attend_decode_shared.cuh).
-struct SharedPlan {
-  uint8_t* memory;  // nullptr: none
-  uint64_t key;     // of all that a plan follows from, beside the lengths
-  bool is_made;     // by this call, for others; else it is taken, if there is one of the key
 };
 
 struct DecodeCall {

@@ -1,7 +1,7 @@
-// A plan that calls share. It follows from lengths and shapes alone, which are the same for all
-// layers of a step: the first one keeps what its CTAs and warps take, and the others begin with
-// that. What is kept is safe whatever the lengths are by then: blocks of the table's rows, rows of
-// q.
+// A plan that calls share. It follows from lengths, shapes and prefixes alone, which are the same
+// for all layers of a step: the first one keeps what its CTAs and warps take, and the others begin
+// with that. What is kept is safe whatever the lengths are by then: blocks of the table's rows,
+// rows of q.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@
 namespace larder::kernels::cuda {
 
 // In the plan's memory: the key; then, for each CTA, its end and the places of its warps up to
-// their columns, which follow from a layer's queries.
+// their columns, which follow from a layer's queries; then, of calls with a prefix that is used,
+// what attend_prefix keeps (SharedPlan::prefix_at).
 inline constexpr int kKeptKeyBytes = 16;
 inline constexpr int kKeptPlaceBytes = offsetof(WarpPlaces, columns);
 inline constexpr int kKeptPlaceLanes = kKeptPlaceBytes / 16;
@@ -62,6 +63,7 @@ __device__ __noinline__ inline void keep_plan(const DecodeCall& call, WarpPlaces
   __syncwarp();
   const KeptWord word(call, places, end);
   if (word.here != nullptr) *word.kept = *word.here;
+  // Before other CTAs have kept theirs, maybe: whoever looks at the key begins after all of them.
   if (blockIdx.x == 0 && thread_index() == 0)
     *reinterpret_cast<uint64_t*>(call.shared.memory) = call.shared.key;
 }

@@ -92,8 +92,15 @@ int64_t max_tokens_of(const AttendParams& params) {
 
 int64_t max_groups(const AttendParams& params) { return params.num_seqs / 2 + 1; }
 
-PlanCall plan_call(const AttendParams& params, int tile_pairs, std::byte* workspace) {
-  const int64_t list_bytes = round_up_256(4 * params.num_seqs);
+int64_t list_bytes(const AttendParams& params) { return round_up_256(4 * params.num_seqs); }
+
+// Of a plan: its header, the tokens, the groups; then, of the call that makes it, what sequences
+// have in common.
+PlanCall plan_call(const AttendParams& params, const PrefixLayout& layout, std::byte* workspace,
+                   const SharedPlan& shared) {
+  std::byte* memory = workspace;
+  if (shared.memory != nullptr)
+    memory = reinterpret_cast<std::byte*>(shared.memory) + shared.prefix_at;
   PlanCall call = {};
   call.q_lens = params.q_lens;
   call.seq_lens = params.seq_lens;
@@ -105,12 +112,26 @@ PlanCall plan_call(const AttendParams& params, int tile_pairs, std::byte* worksp
   call.block_tokens = params.layer.geometry.block_tokens;
   call.given_tokens = std::max(params.shared_prefix_tokens, 0);
   call.group_size = static_cast<int32_t>(params.q.shape[1] / params.layer.geometry.num_kv_heads);
-  call.tile_pairs = tile_pairs;
-  call.header = reinterpret_cast<PlanHeader*>(workspace);
-  call.tokens = reinterpret_cast<int32_t*>(workspace + kHeaderBytes);
-  call.common = reinterpret_cast<int32_t*>(workspace + kHeaderBytes + list_bytes);
-  call.groups = reinterpret_cast<PrefixGroup*>(workspace + kHeaderBytes + 2 * list_bytes);
+  call.tile_pairs = layout.tile_pairs;
+  call.header = reinterpret_cast<PlanHeader*>(memory);
+  call.tokens = reinterpret_cast<int32_t*>(memory + kHeaderBytes);
+  call.groups = reinterpret_cast<PrefixGroup*>(memory + kHeaderBytes + list_bytes(params));
+  call.common = reinterpret_cast<int32_t*>(workspace + layout.kept_bytes);
+  call.shared_key = reinterpret_cast<uint64_t*>(shared.memory);
   return call;
+}
+
+Status make_plan(const PlanCall& plan, cudaStream_t stream) {
+  const bool is_found = plan.given_tokens == 0;
+  if (is_found) {
+    const int64_t ctas = std::min(plan.num_seqs - 1, kMaxGrid);
+    if (Status s = launch("find_prefixes", prefix::find_prefixes, ctas, prefix::kFindThreads, 0,
+                          plan, stream, false);
+        !s.ok())
+      return s;
+  }
+  return launch("plan_prefixes", prefix::plan_prefixes, 1, prefix::kPlanThreads, 0, plan, stream,
+                is_found);
 }
 
 WideCall wide_call(const AttendParams& params, const Target& target, const PlanCall& plan,
@@ -140,22 +161,18 @@ WideCall wide_call(const AttendParams& params, const Target& target, const PlanC
 
 template <typename T>
 Status launch_all(const AttendParams& params, const Target& target, const PrefixLayout& layout,
-                  std::byte* workspace, PrefixView* view) {
+                  std::byte* workspace, const SharedPlan& shared, PrefixView* view) {
   const cudaStream_t stream = stream_of(target);
-  const PlanCall plan = plan_call(params, T::kPairs, workspace);
-  const bool is_found = plan.given_tokens == 0;
-  if (is_found) {
-    const int64_t ctas = std::min(params.num_seqs - 1, kMaxGrid);
-    if (Status s = launch("find_prefixes", prefix::find_prefixes, ctas, prefix::kFindThreads, 0,
-                          plan, stream, false);
-        !s.ok())
-      return s;
+  const PlanCall plan = plan_call(params, layout, workspace, shared);
+  WideCall wide = wide_call(params, target, plan, layout, workspace);
+  *view = {plan.tokens, wide.states, wide.sums};
+  if (shared.memory == nullptr || shared.is_made) {
+    if (Status s = make_plan(plan, stream); !s.ok()) return s;
+  } else {
+    auto* tokens = reinterpret_cast<int32_t*>(workspace + kHeaderBytes);
+    wide.taken = {plan.shared_key, shared.key, plan.tokens, tokens, plan.num_seqs};
+    view->tokens = tokens;
   }
-  if (Status s = launch("plan_prefixes", prefix::plan_prefixes, 1, prefix::kPlanThreads, 0, plan,
-                        stream, is_found);
-      !s.ok())
-    return s;
-  const WideCall wide = wide_call(params, target, plan, layout, workspace);
   if (Status s =
           to_status("attend_wide",
                     cudaFuncSetAttribute(prefix::attend_wide<T>,
@@ -172,7 +189,6 @@ Status launch_all(const AttendParams& params, const Target& target, const Prefix
     return s;
   const prefix::JoinCall join = {wide.states, wide.sums, params.q.shape[0] * params.q.shape[1],
                                  layout.num_splits, params.layer.geometry.v_dim};
-  *view = {plan.tokens, wide.states, wide.sums};
   if (layout.num_splits == 1) return {};
   const int64_t join_ctas =
       std::min((join.num_results + prefix::kJoinWarps - 1) / prefix::kJoinWarps, kMaxGrid);
@@ -204,8 +220,10 @@ PrefixLayout prefix_layout(const AttendParams& params) {
   if (splits == 0) return layout;
   layout.is_used = true;
   layout.num_splits = static_cast<int32_t>(splits);
-  layout.plan_bytes = kHeaderBytes + 2 * round_up_256(4 * params.num_seqs) +
+  layout.tile_pairs = static_cast<int32_t>(*tile_pairs);
+  layout.kept_bytes = kHeaderBytes + list_bytes(params) +
                       round_up_256(max_groups(params) * static_cast<int64_t>(sizeof(PrefixGroup)));
+  layout.plan_bytes = layout.kept_bytes + list_bytes(params);
   layout.states_bytes = round_up_256(8 * splits * num_results);
   layout.sums_bytes = round_up_256(4 * splits * num_results * geometry.v_dim);
   layout.total_bytes = layout.plan_bytes + layout.states_bytes + layout.sums_bytes;
@@ -213,9 +231,9 @@ PrefixLayout prefix_layout(const AttendParams& params) {
 }
 
 Status attend_prefix(const AttendParams& params, const Target& target, const PrefixLayout& layout,
-                     std::byte* workspace, PrefixView* view) {
+                     std::byte* workspace, const SharedPlan& shared, PrefixView* view) {
   const auto status = with_tiles(params.layer.geometry, [&](auto tiles) {
-    return launch_all<decltype(tiles)>(params, target, layout, workspace, view);
+    return launch_all<decltype(tiles)>(params, target, layout, workspace, shared, view);
   });
   if (!status) return {ErrorCode::kInternal, "attend_prefix: the layout is that of another call"};
   return *status;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector_types.h>
 
+#include "kernels/cuda/attend_shared_plan.h"
 #include "kernels/params.h"
 #include "kernels/target.h"
 #include "larder/status.h"
@@ -18,6 +19,8 @@ namespace larder::kernels::cuda {
 struct PrefixLayout {
   bool is_used = false;  // false: the rest is 0, and attend_prefix must not be called
   int32_t num_splits = 0;
+  int32_t tile_pairs = 0;  // of query pairs that a plan counts by
+  int64_t kept_bytes = 0;  // of a plan, what calls can share
   int64_t plan_bytes = 0;
   int64_t states_bytes = 0;
   int64_t sums_bytes = 0;
@@ -42,10 +45,15 @@ struct PrefixView {
   const float* sums = nullptr;
 };
 
-// Two to four launches. `workspace` has layout.total_bytes, 256-byte aligned. Tokens of blocks
-// that may not be used are left out and reported as faults; lengths that do not fit are cut without
-// a report.
+// Two to four launches; one or two where a plan is taken. `workspace` has layout.total_bytes,
+// 256-byte aligned. Tokens of blocks that may not be used are left out and reported as faults;
+// lengths that do not fit are cut without a report.
+//
+// `shared`, where it has memory, has layout.kept_bytes from prefix_at on. A call that makes the
+// plan writes there and takes the key away; the kernel that takes the rest of the keys writes the
+// key once that has ended, with its own part of the plan. A call that takes the plan looks at the
+// key: where it is another one, no token counts as attended.
 Status attend_prefix(const AttendParams& params, const Target& target, const PrefixLayout& layout,
-                     std::byte* workspace, PrefixView* view);
+                     std::byte* workspace, const SharedPlan& shared, PrefixView* view);
 
 }  // namespace larder::kernels::cuda

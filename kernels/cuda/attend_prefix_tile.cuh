@@ -63,6 +63,7 @@ struct WideCall {
   StridedTensor q;  // [rows, heads, dim], bf16 or fp16; rows are dense and 16-byte aligned
   const PlanHeader* header = nullptr;
   const PrefixGroup* groups = nullptr;
+  TakenPlan taken;
   const int32_t* block_table = nullptr;
   int64_t block_table_stride = 0;
   const float* key_offset = nullptr;  // where soft_cap needs it

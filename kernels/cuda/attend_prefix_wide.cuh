@@ -331,6 +331,7 @@ __global__ __launch_bounds__(kWideThreads,
   __shared__ WideItem item;
   auto* memory = reinterpret_cast<uint8_t*>(shared_memory);
   wait_for_previous_kernel();
+  if (!begin_with_plan(call.taken)) return;
   // Far fewer than 2^31: kMaxPartBytes bounds what they write.
   const auto num_items = static_cast<uint32_t>(call.header->num_tiles) *
                          static_cast<uint32_t>(call.num_splits * call.layer.num_kv_heads);

@@ -59,7 +59,7 @@ inline PrefixResults run_prefix(AttendCase& one) {
   target.faults = faults.data<kernels::CallFaults>();
   kernels::cuda::PrefixView view;
   const Status status =
-      kernels::cuda::attend_prefix(params, target, layout, workspace.data(), &view);
+      kernels::cuda::attend_prefix(params, target, layout, workspace.data(), {}, &view);
   REQUIRE_MESSAGE(status.ok(), status.to_string());
   const std::vector<std::byte> all = workspace.read();
   const auto pairs = static_cast<size_t>(one.num_rows * one.num_q_heads);
