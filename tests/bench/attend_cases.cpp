@@ -69,8 +69,9 @@ std::vector<AttendCase> shared_prefixes() {
   c.shared_tokens = 8 * kK;
   std::vector<AttendCase> cases;
   for (const int32_t told : {c.shared_tokens, kFindSharedPrefix, 0}) {
+    c.shared_prefix_tokens = told;
     cases.push_back(c);
-    cases.back().shared_prefix_tokens = told;
+    if (told != 0) cases.push_back(alone(c));
   }
   return cases;
 }
@@ -95,12 +96,12 @@ std::string label_of(const AttendCase& c) {
   if (c.window_left >= 0) text += " window " + std::to_string(c.window_left);
   if (c.key_transform != KeyTransform::kNone) text += " " + std::string(name(c.key_transform));
   if (c.deterministic) text += " deterministic";
-  if (!c.shares_plan) text += " alone";
   if (c.shared_tokens > 0)
     text += " prefix " + tokens_text(c.shared_tokens) +
             (c.shared_prefix_tokens > 0    ? " given"
              : c.shared_prefix_tokens == 0 ? " ignored"
                                            : " found");
+  if (!c.shares_plan) text += " alone";
   return text;
 }
 
