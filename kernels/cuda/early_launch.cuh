@@ -23,27 +23,24 @@ __device__ inline void let_next_kernel_start() {
 #endif
 }
 
-// `is_early`: whether it may begin before the one before it has ended.
+// `grid`: of CTAs, in up to three dimensions. `is_early`: whether it may begin before the one
+// before it has ended, if its code is such that it waits: that compiled for devices before 9.0,
+// which later ones may run too, does not.
 template <typename Call>
-Status launch(std::string_view name, void (*kernel)(Call), int64_t ctas, int threads,
-              int shared_bytes, const Call& call, cudaStream_t stream, bool is_early) {
-  int device = 0;
-  int major = 0;
-  if (Status s = to_status(name, cudaGetDevice(&device)); !s.ok()) return s;
-  if (Status s = to_status(
-          name, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-      !s.ok())
-    return s;
+Status launch(std::string_view name, void (*kernel)(Call), dim3 grid, int threads, int shared_bytes,
+              const Call& call, cudaStream_t stream, bool is_early) {
+  cudaFuncAttributes code = {};
+  if (Status s = to_status(name, cudaFuncGetAttributes(&code, kernel)); !s.ok()) return s;
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = is_early && major >= 9 ? 1 : 0;
+  config.numAttrs = is_early && code.ptxVersion >= 90 ? 1 : 0;
   return to_status(name, cudaLaunchKernelEx(&config, kernel, call));
 }
 
