@@ -23,6 +23,7 @@ constexpr int kMaxCtas = 256;
 // What it costs a warp to begin a segment, in bytes that it might have read: ten tiles of nvfp4 at
 // dim 128.
 constexpr int64_t kBeginBytes = 23'040;
+constexpr int32_t kPrefixTiles = 4;  // more, where what a prefix left is to be added
 // Deterministic calls: a CTA takes 4096 tokens at a time, and a sequence has at most 32 pieces.
 constexpr int32_t kPieceTiles = 256;
 constexpr int32_t kMaxPieces = 32;
@@ -138,6 +139,8 @@ DecodeLayout decode_layout(const AttendParams& params) {
                             row_scale_bytes(geometry.k_format, geometry.k_dim);
   layout.begin_tiles =
       static_cast<int32_t>(std::max<int64_t>(kBeginBytes / (2 * kTileTokens * row_bytes), 1));
+  layout.prefix = prefix_layout(params);
+  if (layout.prefix.is_used) layout.begin_tiles += kPrefixTiles;
   layout.max_units =
       column_tiles * geometry.num_kv_heads * (static_cast<double>(tiles) + layout.begin_tiles);
   double slots = 2 * kMaxCtas;
@@ -149,7 +152,6 @@ DecodeLayout decode_layout(const AttendParams& params) {
     const int64_t pieces = std::min<int64_t>(layout.max_pieces, tiles / layout.piece_tiles + 1);
     slots = column_tiles * geometry.num_kv_heads * static_cast<double>(pieces);
   }
-  layout.prefix = prefix_layout(params);
   const double columns = slots * layout.columns;
   layout.wanted_bytes = columns * (8 + 4 * geometry.v_dim);
   if (layout.wanted_bytes > kMaxWorkspaceBytes) return layout;

@@ -10,46 +10,6 @@
 
 namespace larder::kernels::cuda {
 
-// Adds the columns' sums over a prefix that has been attended for many sequences at once. After the
-// steps, not before them: states that may begin with anything cost the loop registers.
-template <typename Shape>
-__device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
-                                  PieceState<Shape>& state) {
-  using Format = typename Shape::Format;
-#pragma unroll
-  for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int32_t pair = walk.column_tile * Shape::kColumns + 8 * tile + 2 * lane_column() + i;
-      const ColumnPlace place =
-          place_of(call, walk.first_row, walk.plan.rows * call.group, walk.head, pair);
-      if (!place.is_there) continue;
-      const int64_t at = place.row * call.output.out.shape[1] + place.head;
-      const float2 other = __ldcg(call.prefix.states + at);
-      if (other.y == 0.0f) continue;  // and its sums have not been written
-      const float max = fmaxf(state.max[tile][i], other.x);
-      const float own_weight = exp2_fast(state.max[tile][i] - max);
-      const float weight = exp2_fast(other.x - max);
-      state.max[tile][i] = max;
-      // The eight lanes of a column count their own tokens; the prefix counts in one.
-      state.total[tile][i] =
-          own_weight * state.total[tile][i] + (lane_row() == 0 ? weight * other.y : 0.0f);
-      constexpr float kFactor = 1.0f / Format::kUndo;
-      const auto add = [&](float& sum, float of_prefix) {
-        sum = own_weight * sum + weight * kFactor * of_prefix;
-      };
-#pragma unroll
-      for (int four = 0; four < Shape::kDim / 32; ++four) {
-        const float4 sums = __ldcg(reinterpret_cast<const float4*>(
-            call.prefix.sums + at * Shape::kDim + sum_dim<Format>(four, lane_row())));
-        add(state.sums.at[tile][2 * four][i], sums.x);
-        add(state.sums.at[tile][2 * four + 1][i], sums.y);
-        add(state.sums.at[tile][2 * four][2 + i], sums.z);
-        add(state.sums.at[tile][2 * four + 1][2 + i], sums.w);
-      }
-    }
-}
-
 // The sums of all eight lanes of a column, and the maximum as other warps' are.
 template <typename Shape>
 __device__ inline void close_piece(const DecodeCall& call, const ColumnNote* columns,
@@ -63,6 +23,71 @@ __device__ inline void close_piece(const DecodeCall& call, const ColumnNote* col
         state.total[tile][i] += __shfl_xor_sync(~0u, state.total[tile][i], lanes);
       if (call.base2_cap == 0.0f)
         state.max[tile][i] += columns[8 * tile + 2 * (thread_index() % 4) + i].shift;
+    }
+}
+
+// Adds the columns' sums over a prefix that is attended for many sequences at once, to a piece of
+// which each lane has the total. Some splits at a time, whose loads are on their way at once.
+template <typename Shape>
+__device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
+                                  PieceState<Shape>& state) {
+  using Format = typename Shape::Format;
+  constexpr int kFours = Shape::kDim / 32;
+  constexpr int kAtOnce = kFours > 4 ? 2 : 4;
+  constexpr float kFactor = 1.0f / Format::kUndo;
+  const PrefixView& prefix = call.prefix;
+  wait_for_previous_kernel();
+#pragma unroll
+  for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t pair = walk.column_tile * Shape::kColumns + 8 * tile + 2 * lane_column() + i;
+      const ColumnPlace place =
+          place_of(call, walk.first_row, walk.plan.rows * call.group, walk.head, pair);
+      if (!place.is_there) continue;
+      const int64_t result = place.row * call.output.out.shape[1] + place.head;
+#pragma unroll 1
+      for (int32_t first = 0; first < prefix.num_splits; first += kAtOnce) {
+        float2 states[kAtOnce];
+        float4 sums[kAtOnce][kFours];
+        float max = state.max[tile][i];
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) {
+          const int64_t at = min(first + n, prefix.num_splits - 1) * prefix.num_results + result;
+          states[n] = __ldcg(prefix.states + at);
+#pragma unroll
+          for (int four = 0; four < kFours; ++four)
+            sums[n][four] = __ldcg(reinterpret_cast<const float4*>(
+                prefix.sums + at * Shape::kDim + sum_dim<Format>(four, lane_row())));
+        }
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) {
+          if (first + n >= prefix.num_splits) states[n].y = 0.0f;
+          if (states[n].y != 0.0f) max = fmaxf(max, states[n].x);
+        }
+        const float own_weight = exp2_fast(state.max[tile][i] - max);
+        state.max[tile][i] = max;
+        state.total[tile][i] *= own_weight;
+#pragma unroll
+        for (int m = 0; m < 2 * kFours; ++m) {
+          state.sums.at[tile][m][i] *= own_weight;
+          state.sums.at[tile][m][2 + i] *= own_weight;
+        }
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) {
+          if (states[n].y == 0.0f) continue;  // and its sums have not been written
+          const float weight = exp2_fast(states[n].x - max);
+          state.total[tile][i] += weight * states[n].y;
+#pragma unroll
+          for (int four = 0; four < kFours; ++four) {
+            const float4 of = sums[n][four];
+            state.sums.at[tile][2 * four][i] += weight * kFactor * of.x;
+            state.sums.at[tile][2 * four + 1][i] += weight * kFactor * of.y;
+            state.sums.at[tile][2 * four][2 + i] += weight * kFactor * of.z;
+            state.sums.at[tile][2 * four + 1][2 + i] += weight * kFactor * of.w;
+          }
+        }
+      }
     }
 }
 
@@ -116,13 +141,13 @@ __device__ inline bool end_piece(const DecodeCall& call, uint8_t* memory, PieceN
   WarpPlaces& places = all_places[warp];
   const Walk& walk = places.products;
   const bool begins = places.from == 0;
-  if (call.prefix.tokens != nullptr && begins && walk.sequence < call.num_seqs &&
-      call.prefix.tokens[walk.sequence] > 0)
-    add_prefix<Shape>(call, walk, state);
   close_piece<Shape>(call, places.columns, state);
   const int32_t count = places.tiles();
   const int32_t left = places.left - count;
   const bool ends = places.from + count == walk.plan.tiles;
+  // There is no window then: what is passed over at a sequence's head is its prefix.
+  if (begins && call.prefix.tokens != nullptr && walk.plan.begin > 0)
+    add_prefix<Shape>(call, walk, state);
   if (begins && ends) {
     store_segment<Shape>(call, walk, state);
   } else {
@@ -207,7 +232,12 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   if (thread_index() == 0) deferred.num_slots = 0;
   const bool is_pieces = call.piece_tiles > 0;
   bring_near(call);
-  wait_for_previous_kernel();
+  // That of prefixes waited before it let this one start: only what it leaves is waited for, where
+  // it is added.
+  if (call.prefix.tokens == nullptr)
+    wait_for_previous_kernel();
+  else
+    rely_on_previous_wait();
   const bool is_entered = call.shared.memory != nullptr && !call.shared.is_made &&
                           take_plan(call, all_places[thread_index() / 32], end);
   if (thread_index() == 0) index = static_cast<int32_t>(blockIdx.x);
@@ -216,6 +246,7 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     const CtaPlan planned = plan_cta<Shape::kColumns, kStepTiles>(call, plan, place);
     if (planned.count == 0) {
       if (call.shared.is_made) keep_nothing(call, all_places[thread_index() / 32], end);
+      if (call.prefix.tokens != nullptr) wait_for_previous_kernel();
       return;
     }
     if (thread_index() == 0) cta = planned;
@@ -277,6 +308,8 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
       ++index;
     }
   }
+  // The next kernel waits for this one alone.
+  if (call.prefix.tokens != nullptr) wait_for_previous_kernel();
 }
 
 }  // namespace larder::kernels::cuda

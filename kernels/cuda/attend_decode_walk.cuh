@@ -121,6 +121,14 @@ __device__ inline void plan_keys(const DecodeCall& call, int32_t sequence, bool 
     plan.keys = 0;
 }
 
+// Tokens at the sequence's head that are attended for many sequences at once.
+__device__ inline int32_t prefix_tokens(const DecodeCall& call, int32_t sequence) {
+  const PrefixView& prefix = call.prefix;
+  if (prefix.tokens == nullptr) return 0;
+  if (prefix.key != nullptr && *prefix.key != prefix.wanted_key) return 0;
+  return prefix.tokens[sequence];
+}
+
 // Gives the sequence its rows, of which q has `left`.
 template <int kColumns>
 __device__ inline void take_rows(const DecodeCall& call, int32_t left, SequencePlan& plan) {
@@ -145,7 +153,7 @@ __device__ inline SequencePlan plan_sequence(const DecodeCall& call, int32_t seq
     }
     plan_keys(call, sequence, reports, plan);
     begin = visible_begin(call, plan, 0);
-    if (call.prefix.tokens != nullptr) begin = max(begin, call.prefix.tokens[sequence]);
+    begin = max(begin, prefix_tokens(call, sequence));
   }
   plan.begin = min(begin, plan.keys) / kTileTokens;
   plan.tiles = max(tiles_of(plan.keys) - plan.begin, 1);  // a row that sees nothing has a result

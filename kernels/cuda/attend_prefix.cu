@@ -8,7 +8,6 @@
 #include "kernels/cpu/layer_scale.h"
 #include "kernels/cpu/rotate.h"
 #include "kernels/cuda/attend_prefix.h"
-#include "kernels/cuda/attend_prefix_join.cuh"
 #include "kernels/cuda/attend_prefix_plan.cuh"
 #include "kernels/cuda/attend_prefix_wide.cuh"
 #include "kernels/cuda/attend_state.cuh"
@@ -22,7 +21,7 @@ using prefix::PlanHeader;
 using prefix::PrefixGroup;
 using prefix::WideCall;
 
-constexpr int64_t kWideCtas = 132 * 2;  // at once on an H200
+constexpr int64_t kWideCtas = 132;  // at once on an H200
 constexpr int64_t kMaxPrefixSplits = 64;
 constexpr int64_t kMinGivenTokens = 256;  // fewer do not pay for the launches
 constexpr int64_t kHeaderBytes = 256;
@@ -83,7 +82,8 @@ bool takes(const AttendParams& params) {
 }
 
 int64_t max_tokens_of(const AttendParams& params) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  // Sums with some tiles more stay below 2^31.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 4096;
   const int64_t block_tokens = params.layer.geometry.block_tokens;
   return params.block_table_stride <= kMost / block_tokens
              ? params.block_table_stride * block_tokens
@@ -143,11 +143,9 @@ WideCall wide_call(const AttendParams& params, const Target& target, const PlanC
   call.groups = plan.groups;
   call.block_table = params.block_table;
   call.block_table_stride = params.block_table_stride;
-  if (is_centred(params.layer.key_transform) && params.soft_cap > 0.0f)
-    call.key_offset = params.layer.key_offset;
+  if (is_centred(params.layer.key_transform)) call.key_offset = params.layer.key_offset;
   call.states = reinterpret_cast<float2*>(workspace + layout.plan_bytes);
   call.sums = reinterpret_cast<float*>(workspace + layout.plan_bytes + layout.states_bytes);
-  call.num_splits = layout.num_splits;
   call.group_size = plan.group_size;
   call.block_shift = std::countr_zero(static_cast<uint32_t>(params.layer.geometry.block_tokens));
   call.scale = params.scale;
@@ -159,40 +157,56 @@ WideCall wide_call(const AttendParams& params, const Target& target, const PlanC
   return call;
 }
 
+// As many stages as the device's shared memory holds; 0: too few, and prefixes are not used.
+template <typename T>
+Status find_stages(int& num_stages) {
+  int device = 0;
+  int bytes = 0;
+  if (Status s = to_status("cudaGetDevice", cudaGetDevice(&device)); !s.ok()) return s;
+  if (Status s = to_status(
+          "cudaDevAttrMaxSharedMemoryPerBlockOptin",
+          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+      !s.ok())
+    return s;
+  num_stages = prefix::kMaxStages;
+  while (num_stages >= T::kMinStages && T::bytes(num_stages) > bytes) --num_stages;
+  if (num_stages < T::kMinStages) num_stages = 0;
+  return {};
+}
+
 template <typename T>
 Status launch_all(const AttendParams& params, const Target& target, const PrefixLayout& layout,
                   std::byte* workspace, const SharedPlan& shared, PrefixView* view) {
+  int num_stages = 0;
+  if (Status s = find_stages<T>(num_stages); !s.ok() || num_stages == 0) return s;
   const cudaStream_t stream = stream_of(target);
   const PlanCall plan = plan_call(params, layout, workspace, shared);
   WideCall wide = wide_call(params, target, plan, layout, workspace);
-  *view = {plan.tokens, wide.states, wide.sums};
+  const int64_t num_results = params.q.shape[0] * params.q.shape[1];
+  *view = {plan.tokens, nullptr, 0, wide.states, wide.sums, num_results, layout.num_splits};
   if (shared.memory == nullptr || shared.is_made) {
     if (Status s = make_plan(plan, stream); !s.ok()) return s;
   } else {
-    auto* tokens = reinterpret_cast<int32_t*>(workspace + kHeaderBytes);
-    wide.taken = {plan.shared_key, shared.key, plan.tokens, tokens, plan.num_seqs};
-    view->tokens = tokens;
+    wide.taken = {plan.shared_key, shared.key};
+    view->key = plan.shared_key;
+    view->wanted_key = shared.key;
   }
+  wide.num_stages = num_stages;
+  const int shared_bytes = T::bytes(num_stages);
   if (Status s =
-          to_status("attend_wide",
-                    cudaFuncSetAttribute(prefix::attend_wide<T>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, T::kBytes));
+          to_status("attend_wide", cudaFuncSetAttribute(prefix::attend_wide<T>,
+                                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                        shared_bytes));
       !s.ok())
     return s;
   const int64_t pairs = params.q.shape[0] * plan.group_size;
   const int64_t most_tiles = (pairs + T::kPairs - 1) / T::kPairs + max_groups(params);
-  const int64_t ctas =
-      std::min(most_tiles * layout.num_splits * params.layer.geometry.num_kv_heads, kWideCtas);
-  if (Status s = launch("attend_wide", prefix::attend_wide<T>, ctas, prefix::kWideThreads,
-                        T::kBytes, wide, stream, true);
-      !s.ok())
-    return s;
-  const prefix::JoinCall join = {wide.states, wide.sums, params.q.shape[0] * params.q.shape[1],
-                                 layout.num_splits, params.layer.geometry.v_dim};
-  if (layout.num_splits == 1) return {};
-  const int64_t join_ctas =
-      std::min((join.num_results + prefix::kJoinWarps - 1) / prefix::kJoinWarps, kMaxGrid);
-  return launch("join_splits", prefix::join_splits, join_ctas, 32 * prefix::kJoinWarps, 0, join,
+  const int64_t layer_ctas = int64_t{layout.num_splits} * params.layer.geometry.num_kv_heads;
+  const dim3 grid(
+      static_cast<unsigned>(params.layer.geometry.num_kv_heads),
+      static_cast<unsigned>(layout.num_splits),
+      static_cast<unsigned>(std::clamp<int64_t>(kWideCtas / layer_ctas, 1, most_tiles)));
+  return launch("attend_wide", prefix::attend_wide<T>, grid, T::kThreads, shared_bytes, wide,
                 stream, true);
 }
 
@@ -212,7 +226,7 @@ PrefixLayout prefix_layout(const AttendParams& params) {
   int64_t max_tokens = max_tokens_of(params);
   if (params.shared_prefix_tokens > 0)
     max_tokens = std::min<int64_t>(max_tokens, params.shared_prefix_tokens);
-  constexpr int64_t kMinTokens = int64_t{prefix::kSplitTokens} * prefix::kMinSplitTiles;
+  constexpr int64_t kMinTokens = int64_t{prefix::kKeys} * prefix::kMinSplitTiles;
   const int64_t bytes = num_results * (4 * geometry.v_dim + 8);
   const int64_t splits =
       std::min({std::max<int64_t>(kWideCtas / ctas, 1), kMaxPrefixSplits,

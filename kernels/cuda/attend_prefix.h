@@ -30,24 +30,31 @@ struct PrefixLayout {
 // Of a call that has passed validate_attend.
 PrefixLayout prefix_layout(const AttendParams& params);
 
-// In device memory. A logit here is scale * k_scale * q.k of the stored key times log2(e), without
-// what centring took from it; with a soft cap it is the capped logit, that shift included, times
-// log2(e).
+// In device memory. A logit here is that of the result times log2(e): with the cap, and with what
+// centring took from the stored key.
 struct PrefixView {
-  // [num_seqs]: how many tokens at the head of the sequence have been attended, a multiple of
-  // block_tokens; 0: none, and then neither the states nor the sums of its rows have been written.
+  // [num_seqs]: how many tokens at the head of the sequence are attended, a multiple of
+  // block_tokens; 0: none, and then neither the states nor the sums of its rows are written. They
+  // are there before the kernel that attends them begins; the rest is there once it has ended.
   const int32_t* tokens = nullptr;
-  // [rows, heads]. x: a base, at most 8 below the greatest logit; y: the sum of
-  // 2^(logit - x). y == 0: no key, and the sums have not been written.
+  const uint64_t* key = nullptr;  // not nullptr: the tokens are those of a plan that was made
+  uint64_t wanted_key = 0;        // before, and count only where it has this key
+  // [num_splits, rows, heads]. x: a base, at most 8 below the greatest logit of the split's keys;
+  // y: the sum of 2^(logit - x). y == 0: no key, and the sums have not been written.
   const float2* states = nullptr;
-  // [rows, heads, v_dim]: sums of 2^(logit - x) * V, V with the scales of its groups
+  // [num_splits, rows, heads, v_dim]: sums of 2^(logit - x) * V, V with the scales of its groups
   // but without v_scale.
   const float* sums = nullptr;
+  int64_t num_results = 0;  // rows * heads
+  int32_t num_splits = 0;
 };
 
-// Two to four launches; one or two where a plan is taken. `workspace` has layout.total_bytes,
+// One to three launches; one where a plan is taken. `workspace` has layout.total_bytes,
 // 256-byte aligned. Tokens of blocks that may not be used are left out and reported as faults;
 // lengths that do not fit are cut without a report.
+//
+// The last launch lets the kernel after it start once all kernels before it have ended and what
+// they wrote is there: such a kernel has to wait for states and sums alone.
 //
 // `shared`, where it has memory, has layout.kept_bytes from prefix_at on. A call that makes the
 // plan writes there and takes the key away; the kernel that takes the rest of the keys writes the

@@ -1,5 +1,5 @@
-// Instructions that the attention of shared prefixes is made of: matrix products and loads of their
-// fragments, copies to shared memory, conversions of pairs.
+// Instructions that the attention of shared prefixes is made of: matrix products of warps and loads
+// of their fragments, copies to shared memory, barriers, conversions of pairs.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,6 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The place of a thread, worked out anew at each call: what depends on it is not kept in registers
-// from one tile to the next, where the sums need them all.
-struct Place {
-  int warp;
-  int lane;
-};
-__device__ inline Place current_place() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  __builtin_assume(thread >= 0 && thread < 1024);  // quotients are shifts
-  return {thread / 32, thread % 32};
-}
-
 // 16 bytes; zeros unless is_present. The source is an address of the pool in either case.
 __device__ inline void copy_16(uint32_t to, const uint8_t* from, bool is_present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -32,7 +19,19 @@ __device__ inline void copy_16(uint32_t to, const uint8_t* from, bool is_present
                : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// For all but the last kLeft commits.
+template <int kLeft>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// Of `count` threads that arrive, those that wait go on once all have.
+__device__ inline void arrive(int barrier, int count) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ inline void arrive_and_wait(int barrier, int count) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
+}
 
 // Four 8x8 matrices of halves: lanes 8m to 8m + 7 give the addresses of the rows of matrix m; lane
 // 4r + c gets elements 2c and 2c + 1 of row r, or transposed, of column r.
@@ -82,6 +81,13 @@ __device__ inline uint32_t multiply_halves(uint32_t a, uint32_t b) {
   uint32_t product;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
+}
+
+// Of each pair, a NaN only where both are.
+__device__ inline uint32_t greater_halves(uint32_t a, uint32_t b) {
+  uint32_t greater;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(greater) : "r"(a), "r"(b));
+  return greater;
 }
 
 // Of two bytes, the first the lower: exact, NaN stays NaN.

@@ -49,27 +49,15 @@ struct PlanCall {
   uint64_t* shared_key;  // nullptr unless the plan is made for other calls too
 };
 
-// A plan that an earlier call has made. What it says is safe whatever lengths and tables are by
-// then: rows of q, rows of the block table and entries in them are bounded by shapes, which the key
-// stands for.
+// The key of a plan that an earlier call has made. What it says is safe whatever lengths and tables
+// are by then: rows of q, rows of the block table and entries in them are bounded by shapes, which
+// the key stands for.
 struct TakenPlan {
   const uint64_t* shared_key = nullptr;  // nullptr: none, the plan is the call's own
   uint64_t key = 0;
-  const int32_t* shared_tokens = nullptr;  // [num_seqs], of the plan
-  int32_t* tokens = nullptr;  // [num_seqs], those or, where the plan has another key, zeros
-  int64_t num_seqs = 0;
-};
 
-// Hands on the tokens of a plan that is taken. Whether there is a plan to go by. By all threads of
-// the grid.
-__device__ inline bool begin_with_plan(const TakenPlan& plan) {
-  if (plan.shared_key == nullptr) return true;
-  const bool is_there = *plan.shared_key == plan.key;
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t s = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; s < plan.num_seqs; s += threads)
-    plan.tokens[s] = is_there ? plan.shared_tokens[s] : 0;
-  return is_there;
-}
+  __device__ bool is_there() const { return shared_key == nullptr || *shared_key == key; }
+};
 
 // Rows of q, none where the length is wrong.
 __device__ inline int32_t rows_of(const PlanCall& call, int64_t sequence) {

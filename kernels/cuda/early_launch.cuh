@@ -9,10 +9,18 @@
 namespace larder::kernels::cuda {
 
 // Everything that earlier kernels wrote is there afterwards. A kernel that is launched early does
-// this before it reads or writes memory.
+// this before it reads or writes memory, or what comes next, and this before it ends.
 __device__ inline void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Instead, where the kernel before waited in all of its CTAs before it let this one start: what had
+// been written before that one began is there afterwards, whatever this multiprocessor has cached.
+__device__ inline void rely_on_previous_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __threadfence();
 #endif
 }
 

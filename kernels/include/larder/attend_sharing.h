@@ -28,7 +28,7 @@ inline constexpr int32_t kFindSharedPrefix = -1;
 // serve (the README's support table says which it does), and those with a mask, num_splits,
 // deterministic, or a prefix that is used by more sequences than the memory has room for, 19,000
 // at least. Told to make one, they leave none, so that those after them plan for themselves; told
-// to take one, they leave the memory as it was.
+// to take one, they leave the memory as it was. A call that fails may leave an earlier plan.
 struct AttendPlan {
   std::byte* memory = nullptr;  // [kAttendPlanBytes] of the device, 16-byte aligned; nullptr: none
   bool is_made = false;         // by this call, for those after it; else it is taken

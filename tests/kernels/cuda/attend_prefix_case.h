@@ -30,8 +30,9 @@ inline void share(AttendCase& one, const Run& run) {
 
 struct PrefixResults {
   std::vector<int32_t> tokens;
-  std::vector<float2> states;
+  std::vector<float2> states;  // of all splits
   std::vector<float> sums;
+  size_t num_splits = 0;
   uint32_t fault_count = 0;
 };
 
@@ -63,10 +64,15 @@ inline PrefixResults run_prefix(AttendCase& one) {
   REQUIRE_MESSAGE(status.ok(), status.to_string());
   const std::vector<std::byte> all = workspace.read();
   const auto pairs = static_cast<size_t>(one.num_rows * one.num_q_heads);
+  REQUIRE(view.key == nullptr);
+  REQUIRE(view.num_results == static_cast<int64_t>(pairs));
+  REQUIRE(view.num_splits == layout.num_splits);
+  results.num_splits = static_cast<size_t>(view.num_splits);
   results.tokens = part_of(all, workspace, view.tokens, one.q_lens.size());
-  results.states = part_of(all, workspace, view.states, pairs);
-  results.sums = part_of(all, workspace, view.sums,
-                         pairs * static_cast<size_t>(one.params.layer.geometry.v_dim));
+  results.states = part_of(all, workspace, view.states, results.num_splits * pairs);
+  results.sums =
+      part_of(all, workspace, view.sums,
+              results.num_splits * pairs * static_cast<size_t>(one.params.layer.geometry.v_dim));
   results.fault_count = faults.read<kernels::CallFaults>()[0].count;
   uploads.check_guards();
   return results;
@@ -128,20 +134,7 @@ DenseResult expected_of(AttendCase& one, size_t sequence, int64_t first_row, int
   return dense_attention(dense);
 }
 
-// What centring takes from the logits of a row and head, which states lack unless there is a cap.
-inline double shift_of(const AttendCase& one, int64_t row, int64_t head) {
-  if (one.key_offset.empty() || one.params.soft_cap > 0.0f) return 0.0;
-  const AttentionGeometry& g = one.params.layer.geometry;
-  const int64_t kv_head = head / (one.num_q_heads / g.num_kv_heads);
-  double product = 0.0;
-  for (int64_t i = 0; i < g.k_dim; ++i)
-    product += element(one.q, one.q_view.dtype,
-                       row * one.q_view.strides[0] + head * one.q_view.strides[1] + i) *
-               double{one.key_offset[static_cast<size_t>(kv_head * g.k_dim + i)]};
-  return product * double{one.params.scale};
-}
-
-// The state of a row and head as a result: out without v_scale, and lse.
+// The states of a row and head as a result: out without v_scale, and lse.
 struct Finished {
   std::vector<double> out;
   double lse = -std::numeric_limits<double>::infinity();
@@ -151,12 +144,25 @@ inline Finished finish(const AttendCase& one, const PrefixResults& results, int6
   const auto dim = static_cast<size_t>(one.params.layer.geometry.v_dim);
   Finished finished;
   finished.out.assign(dim, 0.0);
-  const auto at = static_cast<size_t>(row * one.num_q_heads + head);
-  const float2 state = results.states[at];
-  if (state.y == 0.0f) return finished;
-  for (size_t i = 0; i < dim; ++i)
-    finished.out[i] = double{results.sums[at * dim + i]} / double{state.y};
-  finished.lse = (double{state.x} + std::log2(double{state.y})) * std::log(2.0);
+  const auto pairs = static_cast<size_t>(one.num_rows * one.num_q_heads);
+  const auto first = static_cast<size_t>(row * one.num_q_heads + head);
+  double base = -std::numeric_limits<double>::infinity();
+  for (size_t split = 0; split < results.num_splits; ++split) {
+    const float2 state = results.states[split * pairs + first];
+    if (state.y != 0.0f) base = std::max(base, double{state.x});
+  }
+  double total = 0.0;
+  for (size_t split = 0; split < results.num_splits; ++split) {
+    const size_t at = split * pairs + first;
+    const float2 state = results.states[at];
+    if (state.y == 0.0f) continue;
+    const double weight = std::exp2(double{state.x} - base);
+    total += weight * double{state.y};
+    for (size_t i = 0; i < dim; ++i) finished.out[i] += weight * double{results.sums[at * dim + i]};
+  }
+  if (total == 0.0) return finished;
+  for (double& value : finished.out) value /= total;
+  finished.lse = (base + std::log2(total)) * std::log(2.0);
   return finished;
 }
 
@@ -180,7 +186,7 @@ void compare_prefix(AttendCase& one, const PrefixResults& results,
       const int64_t row = first_row + pair / one.num_q_heads;
       const int64_t head = pair % one.num_q_heads;
       const Finished finished = finish(one, results, row, head);
-      const double lse = expected.lse[static_cast<size_t>(pair)] - shift_of(one, row, head);
+      const double lse = expected.lse[static_cast<size_t>(pair)];
       const auto from =
           expected.out.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(pair) * dim);
       const std::vector<double> out(from, from + static_cast<std::ptrdiff_t>(dim));

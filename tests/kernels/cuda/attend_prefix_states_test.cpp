@@ -2,6 +2,7 @@
 // kernel that goes on from there.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <doctest/doctest.h>
 
@@ -32,7 +33,7 @@ TEST_CASE("a given prefix is attended for all rows in every format and size") {
     for (const int32_t dim : {64, 128, 256})
       for (const int32_t block_tokens : {16, 32, 128}) {
         if (format == KvFormat::kFp16 && dim == 256) continue;
-        // Pairs of up to and beyond one and two stripes a warp, with rows to spare.
+        // Pairs for one group of warps, for two and for more, with rows to spare.
         const int64_t group = block_tokens == 16 ? 3 : block_tokens == 32 ? 8 : 16;
         std::vector<Lengths> lengths = {{0, 40}, {1, 700}, {5, 645}, {3, 900}, {0, 0}, {2, 800}};
         AttendCase one =
@@ -176,6 +177,26 @@ TEST_CASE("a NaN among keys or values shows in every row of its head, and in no 
         CHECK(std::isnan(finished.out[40]) == (head >= 2));
         CHECK(std::isnan(finished.lse) == (head >= 2 && is_key));
       }
+  }
+}
+
+// More KV heads than there are multiprocessors for two tiles of pairs each: one split, two items
+// for a CTA, of more tiles of keys than stages and than a warp has ids of at once.
+TEST_CASE("a CTA takes several items of many tiles") {
+  if (!has_gpu()) return;
+  auto engine = random_engine(7609);
+  CAPTURE(seed());
+  constexpr std::pair<KvFormat, int32_t> kLayers[] = {{KvFormat::kNvfp4, 64},
+                                                      {KvFormat::kNvfp4, 128},
+                                                      {KvFormat::kFp8E4m3, 64},
+                                                      {KvFormat::kFp16, 64}};
+  for (const auto& [format, dim] : kLayers) {
+    AttendCase one =
+        make_case(geometry_of(format, dim, 67, 64), 134, {{33, 2200}, {32, 2150}}, 2112, engine);
+    share(one, {0, 2, 2112});
+    const PrefixResults results = run_prefix(one);
+    CHECK(results.num_splits == 1);
+    compare_prefix(one, results, {2112, 2112}, "several items");
   }
 }
 
