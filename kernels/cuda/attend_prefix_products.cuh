@@ -75,7 +75,7 @@ __device__ inline void begin_products_of_keys(uint32_t queries, uint32_t keys, P
 #pragma unroll
     for (int step = 0; step < T::kDim / 16; ++step) {
       const uint32_t at = described(step / 4 * kKeys * 128 + step % 4 * 32);
-      multiply_group<false>(products, a + at, b + at, step > 0);
+      multiply_group(products, a + at, b + at, step > 0);
     }
     close_products();
   }
@@ -94,8 +94,8 @@ __device__ inline void begin_sums_of_values(const Weights& weights, uint32_t val
     for (int step = 0; step < kKeys / 16; ++step)
 #pragma unroll
       for (int panel = 0; panel < T::kPanels; ++panel)
-        multiply_group<true>(sums[panel], weights[step],
-                             b + described((panel * kKeys + step * 16) * 128), adds || step > 0);
+        multiply_group(sums[panel], weights[step], b + described((panel * kKeys + step * 16) * 128),
+                       adds || step > 0);
     close_products();
   }
 }

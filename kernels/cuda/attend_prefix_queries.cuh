@@ -63,9 +63,9 @@ __device__ inline void store_pair(const WideCall& call, float (&values)[16], flo
       words[0], words[1], words[2], words[3]};
   *reinterpret_cast<uint4*>(queries + chunk_offset(pair, 2 * part + 1, kGroupPairs)) = {
       words[4], words[5], words[6], words[7]};
-  constexpr float kRaise = 1 << lowered_by(T::kFormat);
+  constexpr float kLowered = 1 << lowered_by(T::kFormat);
   if (part == 0)
-    factors[pair] = logit_factors(call, fabsf(call.logit_scale) * kRaise * down, shift);
+    factors[pair] = logit_factors(call, fabsf(call.logit_scale) * kLowered * down, shift);
 }
 
 // Sixteen elements of a pair of the group, zeros if it is not there.

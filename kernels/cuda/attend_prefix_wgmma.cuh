@@ -75,52 +75,46 @@ __device__ inline void settle(Sums& sums) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sums[n][i])::"memory");
 }
 
+// The operands of 64 x 64 sums, %0 to %31.
+#define LARDER_SUMS_IN_ASM                                                  \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define LARDER_FOUR_SUMS(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
+#define LARDER_SUMS                                                                   \
+  LARDER_FOUR_SUMS(0), LARDER_FOUR_SUMS(1), LARDER_FOUR_SUMS(2), LARDER_FOUR_SUMS(3), \
+      LARDER_FOUR_SUMS(4), LARDER_FOUR_SUMS(5), LARDER_FOUR_SUMS(6), LARDER_FOUR_SUMS(7)
+
 // sums = a * b, added to what they are where `adds`. a [64, 16]: this thread's part, as mma.sync
-// has it. b [16, 64]: rows of its 64 columns, 16 elements each, or where kIsRowMajor is set 16 rows
-// of 64 elements. (A first factor in registers that a loop's next turn multiplies by again is given
-// away within the loop by ptxas 13.0: weights are new in each.)
-template <bool kIsRowMajor>
+// has it. b [16, 64]: 16 rows of 64 elements. (A first factor in registers that a loop's next turn
+// multiplies by again is given away within the loop by ptxas 13.0: weights are new in each.)
 __device__ inline void multiply_group(Sums& sums, const uint32_t (&a)[4], uint32_t b, bool adds) {
 #if LARDER_HAS_WGMMA
   asm volatile(
       "{\n.reg .pred adds;\n.reg .b64 b;\nsetp.ne.b32 adds, %37, 0;\n"
       "mov.b64 b, {%36, 0x40000040};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, b, adds, 1, 1, %38;\n}\n"
-      : "+f"(sums[0][0]), "+f"(sums[0][1]), "+f"(sums[0][2]), "+f"(sums[0][3]), "+f"(sums[1][0]),
-        "+f"(sums[1][1]), "+f"(sums[1][2]), "+f"(sums[1][3]), "+f"(sums[2][0]), "+f"(sums[2][1]),
-        "+f"(sums[2][2]), "+f"(sums[2][3]), "+f"(sums[3][0]), "+f"(sums[3][1]), "+f"(sums[3][2]),
-        "+f"(sums[3][3]), "+f"(sums[4][0]), "+f"(sums[4][1]), "+f"(sums[4][2]), "+f"(sums[4][3]),
-        "+f"(sums[5][0]), "+f"(sums[5][1]), "+f"(sums[5][2]), "+f"(sums[5][3]), "+f"(sums[6][0]),
-        "+f"(sums[6][1]), "+f"(sums[6][2]), "+f"(sums[6][3]), "+f"(sums[7][0]), "+f"(sums[7][1]),
-        "+f"(sums[7][2]), "+f"(sums[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(adds)),
-        "n"(kIsRowMajor ? 1 : 0));
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LARDER_SUMS_IN_ASM
+      "{%32, %33, %34, %35}, b, adds, 1, 1, 1;\n}\n"
+      : LARDER_SUMS
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(adds)));
 #endif
 }
 
-// The same with both factors in shared memory: a as 64 rows of 16 elements.
-template <bool kIsRowMajor>
+// The same with both factors in shared memory, rows of 16 elements: the 64 rows of a, and the 64
+// columns of b.
 __device__ inline void multiply_group(Sums& sums, uint32_t a, uint32_t b, bool adds) {
 #if LARDER_HAS_WGMMA
   asm volatile(
       "{\n.reg .pred adds;\n.reg .b64 a;\n.reg .b64 b;\nsetp.ne.b32 adds, %34, 0;\n"
       "mov.b64 a, {%32, 0x40000040};\nmov.b64 b, {%33, 0x40000040};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "a, b, adds, 1, 1, 0, %35;\n}\n"
-      : "+f"(sums[0][0]), "+f"(sums[0][1]), "+f"(sums[0][2]), "+f"(sums[0][3]), "+f"(sums[1][0]),
-        "+f"(sums[1][1]), "+f"(sums[1][2]), "+f"(sums[1][3]), "+f"(sums[2][0]), "+f"(sums[2][1]),
-        "+f"(sums[2][2]), "+f"(sums[2][3]), "+f"(sums[3][0]), "+f"(sums[3][1]), "+f"(sums[3][2]),
-        "+f"(sums[3][3]), "+f"(sums[4][0]), "+f"(sums[4][1]), "+f"(sums[4][2]), "+f"(sums[4][3]),
-        "+f"(sums[5][0]), "+f"(sums[5][1]), "+f"(sums[5][2]), "+f"(sums[5][3]), "+f"(sums[6][0]),
-        "+f"(sums[6][1]), "+f"(sums[6][2]), "+f"(sums[6][3]), "+f"(sums[7][0]), "+f"(sums[7][1]),
-        "+f"(sums[7][2]), "+f"(sums[7][3])
-      : "r"(a), "r"(b), "r"(static_cast<int>(adds)), "n"(kIsRowMajor ? 1 : 0));
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LARDER_SUMS_IN_ASM
+      "a, b, adds, 1, 1, 0, 0;\n}\n"
+      : LARDER_SUMS
+      : "r"(a), "r"(b), "r"(static_cast<int>(adds)));
 #endif
 }
+
+#undef LARDER_SUMS
+#undef LARDER_FOUR_SUMS
+#undef LARDER_SUMS_IN_ASM
 
 }  // namespace larder::kernels::cuda::prefix
