@@ -28,7 +28,7 @@ constexpr int32_t kPrefixTiles = 4;  // more, where what a prefix left is to be 
 constexpr int32_t kPieceTiles = 256;
 constexpr int32_t kMaxPieces = 32;
 constexpr int32_t kMaxGivenPieces = 64;  // of num_splits
-constexpr double kMaxWorkspaceBytes = 512 << 20;
+constexpr double kMaxPartsBytes = 512 << 20;
 static_assert(kept_bytes(kMaxCtas, kMaxDecodeWarps) <= kAttendPlanBytes);
 // The cap's tanh is off by some 2^-22 of it: logits by less than 1e-4 up to here.
 constexpr float kMaxSoftCap = 128.0f;
@@ -106,13 +106,12 @@ struct DecodeLayout {
   int32_t max_pieces = 1;
   int64_t max_tokens = 0;
   int64_t lengths_bytes = 0;  // copies of the three arrays of lengths
-  int64_t stamps_bytes = 0;
   int64_t parts_bytes = 0;
   PrefixLayout prefix;
   double max_units = 0;     // tiles of the call and what segments cost, at most
-  double wanted_bytes = 0;  // of states and sums, in floating point, which does not overflow
+  double wanted_bytes = 0;  // of parts, in floating point, which does not overflow
 
-  int64_t own_bytes() const { return lengths_bytes + stamps_bytes + parts_bytes; }
+  int64_t own_bytes() const { return lengths_bytes + parts_bytes; }
   int64_t total() const { return own_bytes() + prefix.total_bytes; }
 };
 
@@ -152,11 +151,9 @@ DecodeLayout decode_layout(const AttendParams& params) {
     const int64_t pieces = std::min<int64_t>(layout.max_pieces, tiles / layout.piece_tiles + 1);
     slots = column_tiles * geometry.num_kv_heads * static_cast<double>(pieces);
   }
-  const double columns = slots * layout.columns;
-  layout.wanted_bytes = columns * (8 + 4 * geometry.v_dim);
-  if (layout.wanted_bytes > kMaxWorkspaceBytes) return layout;
+  layout.wanted_bytes = slots * part_bytes(layout.columns, geometry.v_dim);
+  if (layout.wanted_bytes > kMaxPartsBytes) return layout;
   layout.lengths_bytes = round_up(params.num_seqs * 16);
-  layout.stamps_bytes = round_up(static_cast<int64_t>(slots) * 8);
   layout.parts_bytes = round_up(static_cast<int64_t>(layout.wanted_bytes));
   return layout;
 }
@@ -189,7 +186,7 @@ uint64_t next_stamp() {
                                      std::random_device{}()};
   uint64_t mixed = (count.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9E3779B97F4A7C15ull;
   mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9ull;
-  return mixed ^ mixed >> 27;
+  return (mixed ^ mixed >> 27) | 1;  // not what zeros have, in marks either
 }
 
 // Lengths that somebody else may change meanwhile are read from a copy: CTAs wait for each other,
@@ -255,12 +252,9 @@ DecodeCall decode_call(const AttendParams& params, const DecodeLayout& layout,
   call.rotation_factor = rotation_factor(rotation_dim(layer.geometry.k_dim));
   call.use = point_of_use(target);
   call.stamp = next_stamp();
-
-  std::byte* memory = target.workspace;
-  memory += layout.lengths_bytes;
-  call.space.stamps = reinterpret_cast<uint64_t*>(memory);
-  memory += layout.stamps_bytes;
-  call.space.parts = reinterpret_cast<uint8_t*>(memory);
+  for (int i = 0; i < 4; ++i)
+    call.marks[i] = static_cast<uint32_t>(call.stamp >> kMarkBits * i) & kMarkMask;
+  call.parts = reinterpret_cast<uint8_t*>(target.workspace + layout.lengths_bytes);
   return call;
 }
 
@@ -270,7 +264,7 @@ uint64_t plan_key(const DecodeCall& call, const DecodeInstance& instance, int nu
   const AttentionGeometry& geometry = params.layer.geometry;
   const int32_t prefix_tokens = prefix.is_used ? params.shared_prefix_tokens : 0;
   const auto of = [](auto value) { return static_cast<uint64_t>(value); };
-  uint64_t key = 0x4C61726465720001;  // "Larder", and the plan's own form
+  uint64_t key = 0x4C61726465720002;  // "Larder", and the plan's own form
   for (const uint64_t value :
        {of(geometry.k_format),       of(geometry.k_dim),    of(geometry.block_tokens),
         of(instance.columns),        of(instance.warps),    of(num_ctas),
@@ -336,7 +330,7 @@ Status supports_attend_decode(const AttendParams& params) {
   if (params.num_seqs >= int64_t{1} << 30) return not_tuned("below 2^30 sequences");
   const DecodeLayout layout = decode_layout(params);
   if (layout.max_units >= 0x1p31) return not_tuned("below 2^31 tiles, with what segments cost");
-  if (layout.wanted_bytes > kMaxWorkspaceBytes)
+  if (layout.wanted_bytes > kMaxPartsBytes)
     return not_tuned("partial results take at most 512 MiB");
   return {};
 }

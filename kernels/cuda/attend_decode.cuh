@@ -44,13 +44,15 @@ struct DecodeLayer {
   uint32_t block_mask;  // those tiles less one
 };
 
-// What CTAs leave of segments that others have a part of, a slot each. The CTA with a segment's
-// last part waits until the stamps of the others' slots are those of the call, adds them up and
-// takes the stamps back. It waits for CTAs of lower numbers alone, which have begun before it.
-struct DecodeWorkspace {
-  uint64_t* stamps;  // [slots]
-  uint8_t* parts;    // [slots, bytes of a PieceSlot]
-};
+// What a CTA leaves of a segment that others have a part of, in a slot of the workspace: packets of
+// numbers and the call's stamp (attend_decode_packets.cuh). The CTA with a segment's last part
+// waits until those of all its slots have come, adds them up and takes the stamps back. It waits
+// for CTAs of lower numbers alone, which have begun before it.
+inline constexpr int kPacketBytes = 16;
+constexpr int part_bytes(int columns, int dim) { return columns * (1 + dim / 4) * kPacketBytes; }
+// Of a stamp, so many bits lie in each of four words.
+inline constexpr int kMarkBits = 10;
+inline constexpr uint32_t kMarkMask = (1u << kMarkBits) - 1;
 
 struct DecodeCall {
   DecodeLayer layer;
@@ -70,8 +72,9 @@ struct DecodeCall {
   const float* sinks;
   const float* key_offset;  // nullptr unless keys are centred
   PrefixView prefix;        // tokens nullptr: none
-  DecodeWorkspace space;
-  uint64_t stamp;  // of no other call
+  uint8_t* parts;           // [slots, part_bytes of the instance]; of the workspace
+  uint64_t stamp;           // of no other call
+  uint32_t marks[4];        // its lower bits
   SharedPlan shared;
   Shard shard;
   int32_t num_seqs;
@@ -105,8 +108,9 @@ struct DecodeShape {
   static constexpr int kSumTiles = kDim / 16;  // MMA tiles of the sums
   static constexpr int kHalfBytes = Rows::kStepTiles * (Rows::kTileBytes + Rows::kTileScaleBytes);
   static constexpr int kRingBytes = kRingHalves * kHalfBytes;
-  static constexpr int kSlotBytes = kColumns * (kDim + 2) * 4;
+  static constexpr int kSlotBytes = kColumns * (kDim + 2) * 4;  // of shared memory
   static_assert(kSlotBytes <= kRingBytes);
+  static constexpr int kPartBytes = part_bytes(kColumns, kDim);
   // With more registers for sums, fewer warps.
   static constexpr int kWarps = kColumnTiles * kDim > 128 || kColumnTiles > 1 ? 8 : 12;
 };
@@ -118,9 +122,9 @@ struct PieceNote {
   int32_t num_pairs;
   int32_t first_pair;
   int32_t kv_head;
-  int32_t tiles;   // of the segment
-  int32_t begins;  // whether it has the segment's first tile
-  int32_t ends;    // or its last
+  int32_t tiles;  // of the segment
+  bool begins;    // whether it has the segment's first tile
+  bool ends;      // or its last
 };
 
 // Of a warp's column, in shared memory too: the keys that it sees, as far as causality and the

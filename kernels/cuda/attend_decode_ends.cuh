@@ -1,5 +1,5 @@
-// Where the stretches of warps and the pieces of CTAs begin and end, and what CTAs have to do with
-// each other there. Like the plan, without instructions that a host lacks: a test runs it there.
+// Where the stretches of warps and the pieces of CTAs begin and end, and what CTAs have to merge
+// there. Like the plan, without instructions that a host lacks: a test runs it there.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +78,7 @@ __device__ __noinline__ inline void share_piece(const PieceWalk& at, int32_t ind
 
 // A segment whose last part the CTA has: `first_slot`, then next_slot, next_slot + slot_step, ...
 // num_slots 0: none.
-struct MergeJob {
+struct alignas(16) MergeJob {
   PieceNote note;  // of the columns
   int32_t num_slots;
   int32_t first_slot;
@@ -90,41 +90,27 @@ struct MergeJob {
   }
 };
 
-// What CTAs have to do with each other at their ends. By a thread.
-struct alignas(16) CtaEnd {
-  bool publishes[2];  // slot 0: of the segment that began before; 1: of one that begins here
-  MergeJob job;
-};
-
 // Of an even stretch that begins at one place and ends at another: a segment that began before and
-// ends here is this CTA's to merge.
+// ends here is this CTA's to merge. By a thread.
 template <int kColumns, int kStepTiles>
 __device__ inline void find_even_end(const DecodeCall& call, const CtaPlan& cta,
-                                     const StretchPlace& begin, int32_t end_unit, CtaEnd& result) {
+                                     const StretchPlace& begin, int32_t end_unit,
+                                     MergeJob& result) {
   const PieceNote note = note_of<kColumns>(call, begin.walk, begin.segment, true, true);
-  result.publishes[0] = begin.from > 0;
-  result.job.num_slots = 0;
+  result.num_slots = 0;
   if (begin.from == 0 || begin.segment + call.begin_tiles + note.tiles > end_unit) return;
   // The last CTA whose begin was moved to that of the segment, or that begins before it.
   const int32_t moved = call.begin_tiles + (cta.is_in_steps ? kStepTiles - 1 : 0);
   const int32_t first = cta.split.part_of(begin.segment + moved);
-  result.job = {note, static_cast<int32_t>(blockIdx.x) - first + 1, 2 * first + 1, 2 * first + 2,
-                2};
-}
-// Whether an even stretch, from `begin_unit` to a place, has a segment's first part and not its
-// last.
-__device__ inline bool leaves_begun(const StretchPlace& end, int32_t begin_unit) {
-  return end.from > 0 && end.segment >= begin_unit;
+  result = {note, static_cast<int32_t>(blockIdx.x) - first + 1, 2 * first + 1, 2 * first + 2, 2};
 }
 template <int kColumns>
 __device__ inline void find_piece_end(const DecodeCall& call, const PieceWalk& at, int32_t index,
-                                      CtaEnd& result) {
+                                      MergeJob& result) {
   result = {};
-  if (at.count == 1) return;
-  result.publishes[0] = true;
-  if (at.piece + 1 < at.count) return;
+  if (at.piece + 1 < at.count || at.count == 1) return;
   const int32_t first = index - at.piece;
-  result.job = {note_of<kColumns>(call, at.walk, 0, true, true), at.count, first, first + 1, 1};
+  result = {note_of<kColumns>(call, at.walk, 0, true, true), at.count, first, first + 1, 1};
 }
 
 }  // namespace larder::kernels::cuda

@@ -224,7 +224,7 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   __shared__ PieceWalk at;
   __shared__ CtaPlan cta;
   __shared__ int32_t index;  // of the piece, or of the CTA
-  __shared__ CtaEnd end;
+  __shared__ MergeJob end;
   __shared__ MergeJob deferred;  // until the CTA has done its own pieces: others are at theirs
   __shared__ WarpPlaces all_places[kMaxDecodeWarps];
   let_next_kernel_start();
@@ -259,7 +259,6 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
       }
     } else {
       const int32_t next_unit = __shfl_sync(~0u, place.unit, 1);
-      const int32_t cta_begin = __shfl_sync(~0u, place.unit, 2);
       const int32_t cta_end = __shfl_sync(~0u, place.unit, 3);
       if (thread_index() % 32 == 0) {
         const int warp = thread_index() / 32;
@@ -267,7 +266,6 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
       }
       if (thread_index() == 2)
         find_even_end<Shape::kColumns, kStepTiles>(call, planned, place, cta_end, end);
-      if (thread_index() == 3) end.publishes[1] = leaves_begun(place, cta_begin);
       __syncwarp();
       WarpPlaces& places = all_places[thread_index() / 32];
       if (places.left > 0) enter_first<Shape::kColumns>(call, kStepTiles, places);
@@ -289,17 +287,13 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     __syncthreads();
     merge_cta<Shape>(call, notes, memory,
                      [&](bool begins) { return is_pieces ? index : 2 * index + (begins ? 1 : 0); });
-    __syncthreads();
-    if (thread_index() < 2 && end.publishes[thread_index()])
-      publish_slot(call, is_pieces ? index : 2 * index + thread_index());
     const bool is_last = !is_pieces || index + 1 == cta.begin + cta.count;
-    const bool is_put_off = !is_last && end.job.num_slots > 0 && end.job.first_slot < cta.begin;
-    if (is_put_off && thread_index() == 0) deferred = end.job;
+    const bool is_put_off = !is_last && end.num_slots > 0 && end.first_slot < cta.begin;
+    if (is_put_off && thread_index() == 0) deferred = end;
 #pragma unroll 1
-    for (const MergeJob* job = &end.job; !is_put_off; job = &deferred) {
+    for (const MergeJob* job = &end; !is_put_off; job = &deferred) {
       if (job->num_slots > 0) merge_slots<Shape>(call, *job, memory);
       if (!is_last || job == &deferred) break;
-      __syncthreads();
     }
     if (is_last) break;
     __syncthreads();

@@ -40,7 +40,7 @@ DecodeInstance instance_of(const DecodeDevice& device) {
   constexpr int kWarpBytes = Shape::kRingBytes + Shape::kSlotBytes;
   constexpr int kStaticBytes =
       static_cast<int>(sizeof(PlanShared) + 2 * kMaxDecodeWarps * sizeof(PieceNote) +
-                       sizeof(PieceWalk) + sizeof(CtaPlan) + sizeof(CtaEnd) + sizeof(MergeJob) +
+                       sizeof(PieceWalk) + sizeof(CtaPlan) + 2 * sizeof(MergeJob) +
                        kMaxDecodeWarps * sizeof(WarpPlaces)) +
       1024;
   const int fitting = (device.shared_bytes - kStaticBytes) / kWarpBytes;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attend_decode_ends.cuh"
+#include "kernels/cuda/attend_decode_packets.cuh"
 #include "kernels/cuda/attend_decode_products.cuh"
 
 namespace larder::kernels::cuda {
@@ -101,7 +102,7 @@ struct MergedSums {
   }
 };
 
-// What is left of a piece: of a warp's in shared memory, of a CTA's in the workspace.
+// What is left of a piece, in shared memory.
 template <typename Shape>
 class PieceSlot {
  public:
@@ -127,9 +128,10 @@ __device__ inline uint8_t* slot_of(uint8_t* memory, int warp, int which) {
                     : memory + num_warps * Shape::kRingBytes + warp * Shape::kSlotBytes;
 }
 
-// Adds up pieces of one segment, by `num_threads` threads: to results, or to the slot `whole` where
-// that is not nullptr. They lie in slots of shared memory, the first anywhere, the others from
-// `second` on. Not a function out of line: to that the call's words would be memory far away.
+// Adds up pieces of one segment, by `num_threads` threads: to results, or to packets of the slot
+// `whole` where that is not nullptr. They lie in slots of shared memory, the first anywhere, the
+// others from `second` on. Not a function out of line: to that the call's words would be memory far
+// away.
 template <typename Shape>
 __device__ inline void merge_pieces(const DecodeCall& call, const PieceNote& note, uint8_t* first,
                                     uint8_t* second, int32_t count, uint8_t* whole, int thread,
@@ -164,9 +166,9 @@ __device__ inline void merge_pieces(const DecodeCall& call, const PieceNote& not
         if (done + i < count) merged.add(states[i], sums[i]);
     }
     if (whole != nullptr) {
-      const PieceSlot<Shape> slot(whole);
-      if (four == 0) slot.state(column) = {merged.max, merged.total};
-      slot.at(column, four) = merged.sums;
+      using Places = PacketPlaces<Shape>;
+      store_sums(whole + Places::sums(column, four), merged.sums, call);
+      if (four == 0) store_state(whole + Places::state(column), merged.max, merged.total, call);
     } else {
       const float factor =
           finish_column<typename Shape::Format>(call, place, merged.max, merged.total, four == 0);
@@ -197,116 +199,145 @@ __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_
     const int first = __ffs(static_cast<int>(leaders)) - 1;
     const uint32_t entries = __shfl_sync(~0u, same, first);
     if (num_sets > 1 && index % num_sets != set) continue;
-    const bool begins = notes[first].begins != 0;
-    const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends != 0;
-    uint8_t* whole = begins && ends
-                         ? nullptr
-                         : call.space.parts + int64_t{choose_slot(begins)} * Shape::kSlotBytes;
+    const bool begins = notes[first].begins;
+    const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends;
+    uint8_t* whole =
+        begins && ends ? nullptr : call.parts + int64_t{choose_slot(begins)} * Shape::kPartBytes;
     merge_pieces<Shape>(call, notes[first], slot_of<Shape>(memory, first / 2, first % 2),
                         slot_of<Shape>(memory, first / 2 + 1, 0), __popc(entries), whole,
                         thread - set * set_warps * 32, set_warps * 32);
   }
 }
 
-// What the CTA wrote before it met is there for whoever sees the stamp.
-__device__ inline void publish_slot(const DecodeCall& call, int64_t slot) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(call.space.stamps + slot),
-               "l"(call.stamp)
-               : "memory");
-}
-// Gives up after some ten seconds and counts a fault: lengths that were changed during the call may
-// have told CTAs different things.
-__device__ inline void wait_for_slot(const DecodeCall& call, int64_t slot) {
-  uint64_t stamp;
-#pragma unroll 1
-  for (uint32_t polls = 0; polls < 1u << 24; ++polls) {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
-                 : "=l"(stamp)
-                 : "l"(call.space.stamps + slot)
-                 : "memory");
-    if (stamp == call.stamp) return;
-  }
-  call.use.report(slot);
+// Of numbers below 2^12, in fewer steps than of any.
+__device__ inline int divide_small(int a, int b) {
+  return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
 }
 
 // What a thread adds up of a job: four dims of a column over slots [first, end), some at a time.
-// Kept from being worked out later than it is said: that is done while others' slots are waited
-// for.
+// Offsets are of bytes of the parts, of which there are less than 2^31.
 template <typename Shape>
 struct SlotShare {
-  static constexpr int kFours = Shape::kDim / 4;
+  using Places = PacketPlaces<Shape>;
+  static constexpr int kFours = Places::kFours;
   static constexpr int kAtOnce = 6;
   int stretch;  // of those side by side
   int column;
   int four;
   int32_t first;
   int32_t end;
-  uint8_t* slots[kAtOnce];  // from `first` on; past the end the last one again
+  uint32_t in_slot;  // to its sums
+  uint32_t slot;     // number `first`
+  uint32_t later;    // what would be number `first` if all were as far apart as from the second on
+  uint32_t step;
 
   // Of item number `item`: fours of columns, then stretches of `each` slots.
   __device__ SlotShare(const DecodeCall& call, const MergeJob& job, int item, int items,
                        int32_t each)
-      : stretch(item / items) {
+      : stretch(divide_small(item, items)) {
     const int in_stretch = item - stretch * items;
     column = in_stretch / kFours;
     four = in_stretch % kFours;
     first = min(stretch * each, job.num_slots);
     end = min(first + each, job.num_slots);
-    find_slots(call, job);
-    asm volatile("" : "+r"(stretch), "+r"(column), "+r"(four), "+r"(first), "+r"(end));
+    const PieceNote& note = job.note;
+    // Nobody writes what is of no row.
+    if (!place_of(call, note.first_row, note.num_pairs, note.kv_head, note.first_pair + column)
+             .is_there)
+      end = first;
+    in_slot = Places::sums(column, four);
+    step = job.slot_step * Shape::kPartBytes;
+    later = (job.next_slot - job.slot_step) * Shape::kPartBytes + first * step;
+    slot = first == 0 ? job.first_slot * Shape::kPartBytes : later;
+    // Kept from being worked out later: here it is done while other warps of the CTA merge.
+    asm volatile("" : "+r"(first), "+r"(end), "+r"(in_slot), "+r"(slot), "+r"(later));
   }
 
-  __device__ void find_slots(const DecodeCall& call, const MergeJob& job) {
+  // Of the next slots, the last one again past the end.
+  __device__ uint8_t* at(const DecodeCall& call, int i) const {
+    return call.parts + (i == 0 ? slot : later + min(i, end - first - 1) * step);
+  }
+
+  // What the next kCount slots have, once they all have it: their loads are on their way at once,
+  // and all are begun again where one has come too soon; to do that with those alone takes more
+  // registers than there are. Gives up when no polls are left, and counts a fault: lengths that
+  // were changed during the call may have told CTAs different things.
+  template <int kCount>
+  __device__ void wait(const DecodeCall& call, const MergeJob& job, uint32_t& polls,
+                       FourPackets (&packets)[kCount]) const {
+#pragma unroll 1
+    for (;; --polls) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int32_t at = max(min(first + i, end - 1), 0);
-      slots[i] = call.space.parts + job.slot(at) * Shape::kSlotBytes;
-      asm volatile("" : "+l"(slots[i]));
+      for (int i = 0; i < kCount; ++i) {
+        const uint8_t* from = at(call, i);
+        packets[i] = {load_state(from + Places::state(column)), load_sums(from + in_slot)};
+      }
+      bool is_there = true;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) is_there &= packets[i].are_of(call);
+      if (is_there) return;
+      if (polls == 0) break;
     }
+    if (four == 0) call.use.report(job.slot(first));
   }
 
-  __device__ MergedSums add_up(const DecodeCall& call, const MergeJob& job) {
+  // Of kCount slots, or as many as there are.
+  template <int kCount>
+  __device__ void add_next(const DecodeCall& call, const MergeJob& job, uint32_t& polls,
+                           MergedSums& merged) const {
+    FourPackets packets[kCount];
+    wait(call, job, polls, packets);
+    float highest = merged.max;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) highest = fmaxf(highest, packets[i].state.max);
+    merged.raise(highest);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const FourPackets& of = packets[i];
+      if (i == 0 || first + i < end) merged.add({of.state.max, of.state.total}, of.sums.sums());
+    }
+    // Of sums alone, which no other thread wants; past the end those of the last slot again.
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) take_back(at(call, i) + in_slot);
+  }
+
+  // With no more loads than the slots need, or nearly so: the bytes of others would be in the way.
+  __device__ MergedSums add_up(const DecodeCall& call, const MergeJob& job, uint32_t& polls) {
     MergedSums merged;
 #pragma unroll 1
     while (first < end) {
-      float2 states[kAtOnce];
-      float4 sums[kAtOnce];
-      float highest = merged.max;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const PieceSlot<Shape> slot(slots[i]);
-        states[i] = __ldcg(&slot.state(column));
-        sums[i] = __ldcg(&slot.at(column, four));
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) highest = fmaxf(highest, states[i].x);
-      merged.raise(highest);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (first + i < end) merged.add(states[i], sums[i]);
+      if (end - first == 1)
+        add_next<1>(call, job, polls, merged);
+      else if (end - first <= 3)
+        add_next<3>(call, job, polls, merged);
+      else
+        add_next<kAtOnce>(call, job, polls, merged);
       first += kAtOnce;
-      if (first < end) find_slots(call, job);
+      later += kAtOnce * step;
+      slot = later;
     }
     return merged;
   }
 };
 
-// By all threads of the CTA, whose shared memory is free. Threads that columns do not need take
-// stretches of the slots side by side, whose sums meet there; then the columns are written.
+// By all threads of the CTA. Threads that columns do not need take stretches of the slots side by
+// side, whose sums meet in shared memory; then the columns are written.
 template <typename Shape>
 __device__ void merge_slots(const DecodeCall& call, const MergeJob& job, uint8_t* memory) {
+  constexpr uint32_t kMostPolls = 1u << 24;  // some ten seconds
   const auto threads = static_cast<int>(blockDim.x);
   const int thread = thread_index();
-  const int items =
-      min(Shape::kColumns, job.note.num_pairs - job.note.first_pair) * SlotShare<Shape>::kFours;
-  const int stretches = max(min(threads / items, job.num_slots), 1);
-  const int32_t each = (job.num_slots + stretches - 1) / stretches;
+  const int columns = min(Shape::kColumns, job.note.num_pairs - job.note.first_pair);
+  const int items = columns * SlotShare<Shape>::kFours;
+  const int stretches = max(min(divide_small(threads, items), job.num_slots), 1);
+  const int32_t each = divide_small(job.num_slots + stretches - 1, stretches);
+  uint32_t polls = kMostPolls;
   SlotShare<Shape> share(call, job, thread, items, each);
-  for (int32_t i = thread; i < job.num_slots; i += threads) wait_for_slot(call, job.slot(i));
+  // Shared memory still holds what the CTA's warps had, until the last of it has been added.
   __syncthreads();
 #pragma unroll 1
   for (int i = thread; i < items * stretches;) {
-    const MergedSums merged = share.add_up(call, job);
+    const MergedSums merged = share.add_up(call, job, polls);
     const PieceSlot<Shape> slot(memory + share.stretch * Shape::kSlotBytes);
     if (share.four == 0) slot.state(share.column) = {merged.max, merged.total};
     slot.at(share.column, share.four) = merged.sums;
@@ -314,10 +345,13 @@ __device__ void merge_slots(const DecodeCall& call, const MergeJob& job, uint8_t
     if (i < items * stretches) share = SlotShare<Shape>(call, job, i, items, each);
   }
   __syncthreads();
-  for (int32_t i = thread; i < job.num_slots; i += threads) call.space.stamps[job.slot(i)] = 0;
+  // All have read the states. By the last warps first, which have fewer columns to write.
+  for (int32_t i = threads - 1 - thread; i < job.num_slots * Shape::kColumns; i += threads)
+    if (i % Shape::kColumns < columns)
+      take_back(call.parts + job.slot(i / Shape::kColumns) * Shape::kPartBytes +
+                PacketPlaces<Shape>::state(i % Shape::kColumns));
   merge_pieces<Shape>(call, job.note, memory, memory + Shape::kSlotBytes, stretches, nullptr,
                       thread, threads);
-  __syncthreads();
 }
 
 }  // namespace larder::kernels::cuda

@@ -17,11 +17,11 @@ namespace larder::kernels::cuda {
 inline constexpr int kKeptKeyBytes = 16;
 inline constexpr int kKeptPlaceBytes = offsetof(WarpPlaces, columns);
 inline constexpr int kKeptPlaceLanes = kKeptPlaceBytes / 16;
-inline constexpr int kKeptEndLanes = sizeof(CtaEnd) / 16;
+inline constexpr int kKeptEndLanes = sizeof(MergeJob) / 16;
 static_assert(kKeptPlaceBytes % 16 == 0 && kKeptPlaceLanes + kKeptEndLanes <= 32);
 
 __host__ __device__ constexpr int64_t kept_bytes(int64_t num_ctas, int64_t warps) {
-  return kKeptKeyBytes + num_ctas * (int64_t{sizeof(CtaEnd)} + warps * kKeptPlaceBytes);
+  return kKeptKeyBytes + num_ctas * (int64_t{sizeof(MergeJob)} + warps * kKeptPlaceBytes);
 }
 
 // The lane's 16 bytes of what the warp keeps: of its places or, by warp 0, of the CTA's end.
@@ -29,7 +29,7 @@ struct KeptWord {
   uint4* here;  // nullptr: none
   uint4* kept;
 
-  __device__ KeptWord(const DecodeCall& call, WarpPlaces& places, CtaEnd& end) {
+  __device__ KeptWord(const DecodeCall& call, WarpPlaces& places, MergeJob& end) {
     const int lane = thread_index() % 32;
     const int warp = thread_index() / 32;
     uint8_t* memory = call.shared.memory + kept_bytes(blockIdx.x, blockDim.x / 32);
@@ -44,7 +44,7 @@ struct KeptWord {
 };
 
 // Begins with a plan that was kept; false: there is none for calls like this one. By all warps.
-__device__ inline bool take_plan(const DecodeCall& call, WarpPlaces& places, CtaEnd& end) {
+__device__ inline bool take_plan(const DecodeCall& call, WarpPlaces& places, MergeJob& end) {
   const KeptWord word(call, places, end);
   const uint64_t key = __ldcg(reinterpret_cast<const unsigned long long*>(call.shared.memory));
   uint4 bytes = {};
@@ -59,7 +59,7 @@ __device__ inline bool take_plan(const DecodeCall& call, WarpPlaces& places, Cta
 
 // Keeps what the warp begins with; warp 0 the CTA's end too.
 __device__ __noinline__ inline void keep_plan(const DecodeCall& call, WarpPlaces& places,
-                                              CtaEnd& end) {
+                                              MergeJob& end) {
   __syncwarp();
   const KeptWord word(call, places, end);
   if (word.here != nullptr) *word.kept = *word.here;
@@ -69,7 +69,7 @@ __device__ __noinline__ inline void keep_plan(const DecodeCall& call, WarpPlaces
 }
 // Of a CTA without work.
 __device__ __noinline__ inline void keep_nothing(const DecodeCall& call, WarpPlaces& places,
-                                                 CtaEnd& end) {
+                                                 MergeJob& end) {
   if (thread_index() % 32 == 0) places.left = 0;
   if (thread_index() == 0) end = {};
   keep_plan(call, places, end);

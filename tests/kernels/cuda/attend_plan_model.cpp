@@ -219,23 +219,11 @@ void PlanLedger::write(int64_t slot, const std::vector<PlanPart>& parts) {
            parts[i - 1].count, "comes segment", parts[i].segment, "from", parts[i].from);
   const bool is_new = slots_.emplace(slot, Slot{parts}).second;
   expect(is_new, "a second part for slot", slot);
-  written_.push_back(slot);
-}
-
-void PlanLedger::publish(const bool (&publishes)[2], int64_t slot) {
-  for (int64_t i = 0; i < 2; ++i) {
-    if (!publishes[i]) continue;
-    const size_t found = std::erase(written_, slot + i);
-    expect(found == 1, "published without having been written by the CTA: slot", slot + i);
-    slots_.at(slot + i).is_published = true;
-  }
-  expect(written_.empty(), "written and not published: slot", written_.empty() ? 0 : written_[0]);
 }
 
 const std::vector<PlanPart>& PlanLedger::take(int64_t slot) {
   const auto found = slots_.find(slot);
-  expect(found != slots_.end() && found->second.is_published,
-         "waits for a slot that no CTA up to it publishes:", slot);
+  expect(found != slots_.end(), "waits for a slot that no CTA up to it writes:", slot);
   expect(!found->second.is_taken, "taken twice: slot", slot);
   found->second.is_taken = true;
   return found->second.parts;

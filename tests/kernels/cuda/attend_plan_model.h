@@ -116,9 +116,7 @@ class PlanLedger {
   // a segment's first part and one for others. Returns the segment that a CTA has the last part of
   // and others have the rest of. Empties `kept`.
   int64_t settle(std::span<std::optional<KeptPiece>> kept, int64_t other_slot, int64_t first_slot);
-  // Two slots, if they are to be published; that is all that were written since the last time.
-  void publish(const bool (&publishes)[2], int64_t slot);
-  // What lies in a slot that a CTA waits for: it has been published by this one or one before it.
+  // What lies in a slot that a CTA waits for: it has been written by this one or one before it.
   const std::vector<PlanPart>& take(int64_t slot);
   // Every segment has a result, and nothing was left for nobody.
   void check_complete() const;
@@ -127,7 +125,6 @@ class PlanLedger {
  private:
   struct Slot {
     std::vector<PlanPart> parts;
-    bool is_published = false;
     bool is_taken = false;
   };
   void write(int64_t slot, const std::vector<PlanPart>& parts);
@@ -135,7 +132,6 @@ class PlanLedger {
   const PlanModel& model_;
   int64_t most_slots_;
   std::map<int64_t, Slot> slots_;
-  std::vector<int64_t> written_;   // slots, not published yet
   std::vector<bool> is_finished_;  // [segments]
 };
 

@@ -183,7 +183,7 @@ class PlanRun {
       const cuda::PieceNote note =
           cuda::note_of<kColumns>(call_, walk, places.segment, begins, ends);
       expect(note.segment >= 0, "segment number", note.segment);
-      kept = {note.segment, note.begins != 0, note.ends != 0, part};
+      kept = {note.segment, note.begins, note.ends, part};
     }
     expect(places.left >= count, "warp", warp, "takes", count, "of", places.left);
     return places.left - count;
@@ -202,15 +202,13 @@ class PlanRun {
       expect(places.left >= 0, "a stretch of", places.left, "units");
     }
     be(2);
-    cuda::CtaEnd end = {};
+    cuda::MergeJob end = {};
     cuda::find_even_end<kColumns, kStepTiles>(call_, plan_, places_[2], places_[3].unit, end);
-    end.publishes[1] = cuda::leaves_begun(places_[3], places_[2].unit);
     take_stretches();
     const int64_t slot = 2 * int64_t{cta_};
     const int64_t ended = ledger_.settle(kept_, slot, slot + 1);
-    ledger_.publish(end.publishes, slot);
-    check_job(end.job, ended);
-    if (ended != PlanLedger::kNone) merge_slots(end.job, ended);
+    check_job(end, ended);
+    if (ended != PlanLedger::kNone) merge_slots(end, ended);
   }
 
   void take_pieces() {
@@ -229,19 +227,18 @@ class PlanRun {
         cuda::share_piece(at_, index, warps_[static_cast<size_t>(warp)]);
       }
       be(0);
-      cuda::CtaEnd end = {};
+      cuda::MergeJob end = {};
       cuda::find_piece_end<kColumns>(call_, at_, index, end);
       take_stretches();
       const int64_t ended = ledger_.settle(kept_, index, index);
-      ledger_.publish(end.publishes, index);
-      check_job(end.job, ended);
+      check_job(end, ended);
       if (ended == PlanLedger::kNone) continue;
       // Pieces of others are waited for once the CTA has done all of its own.
-      if (index + 1 == plan_.begin + plan_.count || end.job.first_slot >= plan_.begin) {
-        merge_slots(end.job, ended);
+      if (index + 1 == plan_.begin + plan_.count || end.first_slot >= plan_.begin) {
+        merge_slots(end, ended);
       } else {
         expect(deferred_segment == PlanLedger::kNone, "CTA", cta_, "puts off two segments");
-        deferred = end.job;
+        deferred = end;
         deferred_segment = ended;
       }
     }
