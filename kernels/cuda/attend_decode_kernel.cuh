@@ -27,7 +27,8 @@ __device__ inline void close_piece(const DecodeCall& call, const ColumnNote* col
 }
 
 // Adds the columns' sums over a prefix that is attended for many sequences at once, to a piece of
-// which each lane has the total. Some splits at a time, whose loads are on their way at once.
+// which each lane has the total. Some splits at a time, whose loads are on their way at once: no
+// branch is between them, so splits without a key count as often as others, nothing.
 template <typename Shape>
 __device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
                                   PieceState<Shape>& state) {
@@ -36,6 +37,7 @@ __device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
   constexpr int kAtOnce = kFours > 4 ? 2 : 4;
   constexpr float kFactor = 1.0f / Format::kUndo;
   const PrefixView& prefix = call.prefix;
+  const auto results = static_cast<uint32_t>(prefix.num_results);
   wait_for_previous_kernel();
 #pragma unroll
   for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
@@ -45,25 +47,27 @@ __device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
       const ColumnPlace place =
           place_of(call, walk.first_row, walk.plan.rows * call.group, walk.head, pair);
       if (!place.is_there) continue;
-      const int64_t result = place.row * call.output.out.shape[1] + place.head;
+      const auto result = static_cast<uint32_t>(place.row * call.output.out.shape[1] + place.head);
 #pragma unroll 1
       for (int32_t first = 0; first < prefix.num_splits; first += kAtOnce) {
         float2 states[kAtOnce];
         float4 sums[kAtOnce][kFours];
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) {
+          const auto split = static_cast<uint32_t>(min(first + n, prefix.num_splits - 1));
+          const uint32_t at = split * results + result;
+          states[n] = __ldcg(prefix.states + at);
+          const auto* fours = reinterpret_cast<const float4*>(
+              prefix.sums + uint64_t{at} * Shape::kDim + sum_dim<Format>(0, lane_row()));
+#pragma unroll
+          for (int four = 0; four < kFours; ++four)
+            sums[n][four] = __ldcg(fours + sum_dim<Format>(four, 0) / 4);
+        }
         float max = state.max[tile][i];
 #pragma unroll
         for (int n = 0; n < kAtOnce; ++n) {
-          const int64_t at = min(first + n, prefix.num_splits - 1) * prefix.num_results + result;
-          states[n] = __ldcg(prefix.states + at);
-#pragma unroll
-          for (int four = 0; four < kFours; ++four)
-            sums[n][four] = __ldcg(reinterpret_cast<const float4*>(
-                prefix.sums + at * Shape::kDim + sum_dim<Format>(four, lane_row())));
-        }
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
-          if (first + n >= prefix.num_splits) states[n].y = 0.0f;
-          if (states[n].y != 0.0f) max = fmaxf(max, states[n].x);
+          if (first + n >= prefix.num_splits) states[n] = {kLowestMax, 0.0f};
+          max = fmaxf(max, states[n].x);
         }
         const float own_weight = exp2_fast(state.max[tile][i] - max);
         state.max[tile][i] = max;
@@ -75,16 +79,16 @@ __device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
         }
 #pragma unroll
         for (int n = 0; n < kAtOnce; ++n) {
-          if (states[n].y == 0.0f) continue;  // and its sums have not been written
           const float weight = exp2_fast(states[n].x - max);
+          const float factor = first + n < prefix.num_splits ? weight * kFactor : 0.0f;
           state.total[tile][i] += weight * states[n].y;
 #pragma unroll
           for (int four = 0; four < kFours; ++four) {
             const float4 of = sums[n][four];
-            state.sums.at[tile][2 * four][i] += weight * kFactor * of.x;
-            state.sums.at[tile][2 * four + 1][i] += weight * kFactor * of.y;
-            state.sums.at[tile][2 * four][2 + i] += weight * kFactor * of.z;
-            state.sums.at[tile][2 * four + 1][2 + i] += weight * kFactor * of.w;
+            state.sums.at[tile][2 * four][i] += factor * of.x;
+            state.sums.at[tile][2 * four + 1][i] += factor * of.y;
+            state.sums.at[tile][2 * four][2 + i] += factor * of.z;
+            state.sums.at[tile][2 * four + 1][2 + i] += factor * of.w;
           }
         }
       }

@@ -198,7 +198,8 @@ __device__ void merge_cta(const DecodeCall& call, const PieceNote* notes, uint8_
   for (int index = 0; leaders != 0; ++index, leaders &= leaders - 1) {
     const int first = __ffs(static_cast<int>(leaders)) - 1;
     const uint32_t entries = __shfl_sync(~0u, same, first);
-    if (num_sets > 1 && index % num_sets != set) continue;
+    // There are no more than two sets' worth of them.
+    if (index != set && index != set + num_sets) continue;
     const bool begins = notes[first].begins;
     const bool ends = notes[31 - __clz(static_cast<int>(entries))].ends;
     uint8_t* whole =

@@ -32,6 +32,15 @@ __device__ inline int64_t state_index(const WideCall& call, const WideItem& item
   return (split_of_cta() * call.q.shape[0] + row) * call.q.shape[1] + head;
 }
 
+// Of a pair that sees no key of the split.
+template <typename T>
+__device__ __noinline__ void store_nothing(const WideCall& call, const WideItem& item, int pair) {
+  const int64_t index = state_index(call, item, pair);
+  call.states[index] = {kNoBase, 0.0f};
+  auto* sums = reinterpret_cast<float4*>(call.sums + index * T::kDim);
+  for (int four = 0; four < T::kDim / 4; ++four) sums[four] = {0.0f, 0.0f, 0.0f, 0.0f};
+}
+
 template <typename T>
 __device__ inline void store_sums(const WideCall& call, const WideItem& item, Place place,
                                   const float (&shifts)[2], const WarpSums<T>& warp_sums) {
@@ -45,9 +54,12 @@ __device__ inline void store_sums(const WideCall& call, const WideItem& item, Pl
     weight += __shfl_xor_sync(~0u, weight, 2);
     const int pair = pair_of(place, half);
     if (pair >= item.num_pairs) continue;
+    if (weight == 0.0f) {
+      if (column == 0) store_nothing<T>(call, item, pair);
+      continue;
+    }
     const int64_t index = state_index(call, item, pair);
     if (column == 0) call.states[index] = {warp_sums.base[half] + shifts[half], weight * kToWeight};
-    if (weight == 0.0f) continue;
     float* to = call.sums + index * T::kDim;
 #pragma unroll
     for (int n = 0; n < T::kDim / 16; ++n) {
@@ -281,7 +293,7 @@ __global__ __launch_bounds__(T::kThreads,
       if (item.begin < item.end)
         attend_pairs<T>(call, item, memory);
       else if (pair < item.num_pairs)
-        call.states[state_index(call, item, pair)] = {kNoBase, 0.0f};
+        store_nothing<T>(call, item, pair);
     });
   }
 }

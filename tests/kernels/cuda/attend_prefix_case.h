@@ -134,7 +134,8 @@ DenseResult expected_of(AttendCase& one, size_t sequence, int64_t first_row, int
   return dense_attention(dense);
 }
 
-// The states of a row and head as a result: out without v_scale, and lse.
+// The states of a row and head as a result: out without v_scale, and lse. Those of splits without a
+// key count too, nothing.
 struct Finished {
   std::vector<double> out;
   double lse = -std::numeric_limits<double>::infinity();
@@ -149,13 +150,12 @@ inline Finished finish(const AttendCase& one, const PrefixResults& results, int6
   double base = -std::numeric_limits<double>::infinity();
   for (size_t split = 0; split < results.num_splits; ++split) {
     const float2 state = results.states[split * pairs + first];
-    if (state.y != 0.0f) base = std::max(base, double{state.x});
+    base = std::max(base, double{state.x});
   }
   double total = 0.0;
   for (size_t split = 0; split < results.num_splits; ++split) {
     const size_t at = split * pairs + first;
     const float2 state = results.states[at];
-    if (state.y == 0.0f) continue;
     const double weight = std::exp2(double{state.x} - base);
     total += weight * double{state.y};
     for (size_t i = 0; i < dim; ++i) finished.out[i] += weight * double{results.sums[at * dim + i]};
