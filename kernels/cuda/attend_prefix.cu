@@ -143,6 +143,9 @@ WideCall wide_call(const AttendParams& params, const Target& target, const PlanC
   call.groups = plan.groups;
   call.block_table = params.block_table;
   call.block_table_stride = params.block_table_stride;
+  call.query_bytes = 2 * ((params.q.shape[0] - 1) * params.q.strides[0] +
+                          (params.q.shape[1] - 1) * params.q.strides[1] + params.q.shape[2]);
+  call.table_bytes = 4 * (params.num_seqs * params.block_table_stride);
   if (is_centred(params.layer.key_transform)) call.key_offset = params.layer.key_offset;
   call.states = reinterpret_cast<float2*>(workspace + layout.plan_bytes);
   call.sums = reinterpret_cast<float*>(workspace + layout.plan_bytes + layout.states_bytes);

@@ -86,6 +86,16 @@ struct StoredRun {
   }
 };
 
+// What is streamed leaves the L2 first; not what goes straight to the rows of halves, for which
+// ptxas 13.0 makes an illegal instruction of such a copy (its policy in an odd uniform register).
+template <typename T>
+__device__ inline void copy_stored(uint32_t to, const uint8_t* from, bool is_present) {
+  if constexpr (T::kIsDirect)
+    copy_16(to, from, is_present);
+  else
+    stream_16(to, from, is_present);
+}
+
 // A warp's runs of an item's tiles, one of 16 tokens in each, K and V.
 template <typename T>
 class RunLoader {
@@ -181,15 +191,16 @@ class RunLoader {
         const int i = n * 32 + place_.lane;
         at = chunk_offset(place_.warp * kRunTokens + i / kRowChunks, i % kRowChunks, kKeys);
       }
-      copy_16(to + at, keys + n * 512, is_present);
-      copy_16(to_values + at, values + n * 512, is_present);
+      copy_stored<T>(to + at, keys + n * 512, is_present);
+      copy_stored<T>(to_values + at, values + n * 512, is_present);
     }
     // Lanes below kScaleBytes have those of keys, as many behind them those of values.
     if constexpr (T::kScaleBytes > 0)
       if (place_.lane < 2 * T::kScaleBytes)
-        copy_16(to + kRunTokens * T::kRowBytes +
-                    (place_.lane < T::kScaleBytes ? 0 : T::kRawTileBytes - T::kScaleBytes * 16),
-                scales_ + block + offset * T::kScaleBytes, is_present);
+        copy_stored<T>(
+            to + kRunTokens * T::kRowBytes +
+                (place_.lane < T::kScaleBytes ? 0 : T::kRawTileBytes - T::kScaleBytes * 16),
+            scales_ + block + offset * T::kScaleBytes, is_present);
   }
 
   // All that the lane takes is loaded before it is decoded, so that no load is waited for alone.

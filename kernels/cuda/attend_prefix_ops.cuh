@@ -12,11 +12,22 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes; zeros unless is_present. The source is an address of the pool in either case.
+// 16 bytes; zeros unless is_present. The source is a good address in either case.
 __device__ inline void copy_16(uint32_t to, const uint8_t* from, bool is_present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(is_present ? 16 : 0)
                : "memory");
+}
+// The same of what is streamed, which leaves the L2 first.
+__device__ inline void stream_16(uint32_t to, const uint8_t* from, bool is_present) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, policy;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(is_present ? 16 : 0)
+      : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // For all but the last kLeft commits.

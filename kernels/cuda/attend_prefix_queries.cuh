@@ -68,36 +68,29 @@ __device__ inline void store_pair(const WideCall& call, float (&values)[16], flo
     factors[pair] = logit_factors(call, fabsf(call.logit_scale) * kLowered * down, shift);
 }
 
-// Sixteen elements of a pair of the group, zeros if it is not there.
-struct LoadedQuery {
-  uint4 words[2] = {};
-
-  __device__ void load(const WideCall& call, const WideItem& item, int pair, int part) {
-    if (pair >= item.num_pairs) return;
-    const auto at = static_cast<uint32_t>(item.first_pair + pair);
-    const auto size = static_cast<uint32_t>(call.group_size);
-    const int64_t row = item.first_row + at / size;
-    const int64_t head = int64_t{kv_head_of_cta()} * call.group_size + at % size;
-    const auto* q = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(call.q.data) +
-                                                   call.q.row_index(row, head) + part * 16);
-    words[0] = q[0];
-    words[1] = q[1];
-  }
-
-  __device__ void unpack(bool is_bf16, float (&values)[16]) const {
-    const uint32_t pairs[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
-                               words[1].x, words[1].y, words[1].z, words[1].w};
+// Sixteen elements of a pair of the group as they are given, zeros if it is not there.
+__device__ inline const uint8_t* given_query(const WideCall& call, const WideItem& item, int pair,
+                                             int part) {
+  const auto at = static_cast<uint32_t>(item.first_pair + pair);
+  const auto size = static_cast<uint32_t>(call.group_size);
+  const int64_t row = item.first_row + at / size;
+  const int64_t head = int64_t{kv_head_of_cta()} * call.group_size + at % size;
+  return static_cast<const uint8_t*>(call.q.data) + 2 * (call.q.row_index(row, head) + part * 16);
+}
+__device__ inline void unpack_query(const uint4& low, const uint4& high, bool is_bf16,
+                                    float (&values)[16]) {
+  const uint32_t pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const auto bits = static_cast<uint16_t>(pairs[i / 2] >> 16 * (i % 2));
-      values[i] = is_bf16 ? bf16_value(bits) : __half2float(__ushort_as_half(bits));
-    }
+  for (int i = 0; i < 16; ++i) {
+    const auto bits = static_cast<uint16_t>(pairs[i / 2] >> 16 * (i % 2));
+    values[i] = is_bf16 ? bf16_value(bits) : __half2float(__ushort_as_half(bits));
   }
-};
+}
 
 // Queries of a group's pairs as halves, zeros for those that are not there, and their factors. By
-// the threads of the group. In a loop that is not unrolled, with the next one's loads begun: code
-// that runs once is slow to fetch.
+// the threads of the group, each of which copies all that it takes to where the halves will be, so
+// that memory is waited for once. In loops that are not unrolled: code that runs once is slow to
+// fetch.
 template <typename T>
 __device__ inline void load_queries(const WideCall& call, const WideItem& item, int pair_group,
                                     uint8_t* memory) {
@@ -109,15 +102,24 @@ __device__ inline void load_queries(const WideCall& call, const WideItem& item, 
   const int first_pair = pair_group * kGroupPairs;
   const auto thread = static_cast<unsigned>(threadIdx.x) % kGroupThreads;
   const auto part = static_cast<int>(thread % kLanes);
-  auto pair = static_cast<int>(thread / kLanes);
-  LoadedQuery next;
-  next.load(call, item, first_pair + pair, part);
+  const auto first = static_cast<int>(thread / kLanes);
 #pragma unroll 1
-  for (; pair < kGroupPairs; pair += kStep) {
+  for (int pair = first; pair < kGroupPairs; pair += kStep) {
+    const bool is_there = first_pair + pair < item.num_pairs;
+    const uint8_t* from = given_query(call, item, is_there ? first_pair + pair : 0, part);
+    copy_16(shared_address(queries + chunk_offset(pair, 2 * part, kGroupPairs)), from, is_there);
+    copy_16(shared_address(queries + chunk_offset(pair, 2 * part + 1, kGroupPairs)), from + 16,
+            is_there);
+  }
+  commit_copies();
+  wait_for_copies<0>();
+#pragma unroll 1
+  for (int pair = first; pair < kGroupPairs; pair += kStep) {
+    const auto* given = reinterpret_cast<const uint4*>(queries);
     float values[16];
-    next.unpack(call.q.dtype == Dtype::kBf16, values);
-    next = {};
-    if (pair + kStep < kGroupPairs) next.load(call, item, first_pair + pair + kStep, part);
+    unpack_query(given[chunk_offset(pair, 2 * part, kGroupPairs) / 16],
+                 given[chunk_offset(pair, 2 * part + 1, kGroupPairs) / 16],
+                 call.q.dtype == Dtype::kBf16, values);
     float shift = 0.0f;
     if (call.key_offset != nullptr) {
       const float* offset = call.key_offset + int64_t{kv_head_of_cta()} * T::kDim + part * 16;

@@ -19,6 +19,7 @@ inline constexpr int kRuns = kKeys / kRunTokens;
 inline constexpr int kMinSplitTiles = 2;
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMemoryAlignment = 1024;
+inline constexpr int kLineBytes = 128;  // of the L2
 inline constexpr float kLog2e = 1.44269504088896341f;
 
 // Halves are held so many powers of two below their value.
@@ -86,6 +87,8 @@ struct WideCall {
   TakenPlan taken;
   const int32_t* block_table = nullptr;
   int64_t block_table_stride = 0;
+  int64_t query_bytes = 0;  // from the first query's to the last one's
+  int64_t table_bytes = 0;
   const float* key_offset = nullptr;  // nullptr unless keys are centred
   float2* states = nullptr;
   float* sums = nullptr;

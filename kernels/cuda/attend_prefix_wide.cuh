@@ -225,7 +225,6 @@ __device__ inline void attend_pairs(const WideCall& call, const WideItem& item, 
 // The group that a tile of pairs is of, by a search of all lanes at once.
 __device__ inline PrefixGroup find_group(const WideCall& call, int64_t tile) {
   const int32_t num_groups = call.header->num_groups;
-  if (num_groups == 1) return call.groups[0];
   int32_t before = 0;
   for (int32_t first = 0; first < num_groups; first += 32) {
     const int32_t i = first + static_cast<int32_t>(threadIdx.x) % 32;
@@ -237,8 +236,7 @@ __device__ inline PrefixGroup find_group(const WideCall& call, int64_t tile) {
 
 // There are below 2^30 pairs.
 template <typename T>
-__device__ inline WideItem item_of(const WideCall& call, int64_t tile) {
-  const PrefixGroup group = find_group(call, tile);
+__device__ inline WideItem item_of(const WideCall& call, const PrefixGroup& group, int64_t tile) {
   WideItem item;
   item.blocks = call.block_table + group.leader * call.block_table_stride;
   item.first_row = static_cast<int32_t>(group.first_row);
@@ -256,15 +254,33 @@ __device__ inline WideItem item_of(const WideCall& call, int64_t tile) {
 
 // All items of the CTA, by one of its groups: each does its own part of them.
 template <typename T, typename Part>
-__device__ inline void take_items(const WideCall& call, const Part& part) {
-  const int64_t num_tiles = call.header->num_tiles;
+__device__ inline void take_items(const WideCall& call, const PlanHeader& header,
+                                  const PrefixGroup& only_group, const Part& part) {
+  const int64_t num_tiles = header.num_tiles;
+  PrefixGroup group = only_group;
+  bool is_known = header.num_groups == 1;
 #pragma unroll 1
   for (int64_t tile = blockIdx.z; tile < num_tiles; tile += gridDim.z) {
-    const WideItem item = item_of<T>(call, tile);
+    if (!is_known) group = find_group(call, tile);
+    const WideItem item = item_of<T>(call, group, tile);
+    is_known = false;
     part(item);
     if (tile + gridDim.z < num_tiles)
       arrive_and_wait(0, T::kThreads);  // before the next item takes the shared memory
   }
+}
+
+// Queries and block ids, a line by each thread of the grid. Nothing is read: the kernel before may
+// still run.
+__device__ inline void bring_near(const WideCall& call) {
+  const uint32_t cta = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t at = int64_t{cta * blockDim.x + threadIdx.x} * kLineBytes;
+  const auto prefetch = [&](const void* memory, int64_t bytes) {
+    if (at < bytes)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t*>(memory) + at));
+  };
+  prefetch(call.q.data, call.query_bytes);
+  prefetch(call.block_table, call.table_bytes);
 }
 
 // Grid: KV heads, splits of the keys, and tiles of query pairs in strides. CTA: a group of loading
@@ -277,18 +293,24 @@ __global__ __launch_bounds__(T::kThreads,
   extern __shared__ uint4 shared_memory[];
   uint8_t* memory = reinterpret_cast<uint8_t*>(shared_memory);
   memory += (kMemoryAlignment - shared_address(memory) % kMemoryAlignment) % kMemoryAlignment;
+  bring_near(call);
   wait_for_previous_kernel();
   let_next_kernel_start();  // not before: it relies on all kernels before this one
-  if (!call.taken.is_there()) return;
+  // All that is looked at first, at once.
+  const PlanHeader header = *call.header;
+  const PrefixGroup group = call.groups[0];
+  const bool is_there = call.taken.is_there();
+  asm volatile("" ::"l"(header.num_tiles), "r"(header.num_groups), "r"(group.tokens));
+  if (!is_there) return;
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < kGroupThreads) {
     if constexpr (T::kGroups == 2) keep_registers<kLoaderRegisters>();
-    take_items<T>(call, [&](const WideItem& item) {
+    take_items<T>(call, header, group, [&](const WideItem& item) {
       if (item.begin < item.end) RunLoader<T>(call, item, memory).load();
     });
   } else {
     if constexpr (T::kGroups == 2) add_registers<kPairRegisters>();
-    take_items<T>(call, [&](const WideItem& item) {
+    take_items<T>(call, header, group, [&](const WideItem& item) {
       const int pair = thread - kGroupThreads;
       if (item.begin < item.end)
         attend_pairs<T>(call, item, memory);
