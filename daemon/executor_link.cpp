@@ -32,12 +32,14 @@ constexpr auto kStuckAfter = std::chrono::seconds(60);
 constexpr auto kFirstRestartDelay = std::chrono::milliseconds(10);
 constexpr auto kLongestRestartDelay = std::chrono::milliseconds(1000);
 
-// Signals and the socket at fd 3; everything else of ours is close-on-exec.
+// Signals, and the socket at fd 3. Nothing else of ours, whether a library made it close-on-exec or
+// not (Boost's sockets are not): an executor that outlives us would keep our port.
 pid_t spawn_process(const std::string& executable, const std::string& log_level,
                     const std::string& device, int socket) {
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, socket, kExecutorSocketFd);
+  ::posix_spawn_file_actions_addclosefrom_np(&actions, kExecutorSocketFd + 1);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
   sigset_t none;

@@ -2,10 +2,13 @@
 
 #include <chrono>
 #include <memory>
+#include <sstream>
 
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <spdlog/spdlog.h>
+
+#include "daemon/heirs.h"
 
 namespace larder::daemon {
 namespace {
@@ -50,6 +53,23 @@ Response respond(const HttpServer::Pages& pages, const http::request<http::empty
   return response;
 }
 
+asio::ip::tcp::acceptor listen(asio::io_context& loop, const asio::ip::tcp::endpoint& endpoint) {
+  asio::ip::tcp::acceptor acceptor(loop, endpoint.protocol());
+  acceptor.set_option(asio::socket_base::reuse_address(true));
+  beast::error_code error;
+  await_heirs([&] {
+    acceptor.bind(endpoint, error);
+    return error == asio::error::address_in_use;
+  });
+  if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  if (error) {
+    std::ostringstream text;
+    text << "the HTTP server's address, " << endpoint;
+    throw boost::system::system_error(error, text.str());
+  }
+  return acceptor;
+}
+
 }  // namespace
 
 // One connection; it lives as long as a handler on the loop holds it.
@@ -91,7 +111,7 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
 
 HttpServer::HttpServer(asio::io_context& loop, const std::string& address, uint16_t port,
                        Pages pages)
-    : acceptor_(loop, {asio::ip::make_address(address), port}),
+    : acceptor_(listen(loop, {asio::ip::make_address(address), port})),
       pause_(loop),
       port_(acceptor_.local_endpoint().port()),
       state_(std::make_shared<State>(State{std::move(pages), 0})) {

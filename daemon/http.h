@@ -25,7 +25,8 @@ class HttpServer {
     std::function<std::optional<std::string>()> not_live;
   };
 
-  // Binds; port 0 takes a free one. Throws boost::system::system_error naming address and port.
+  // Binds; port 0 takes a free one, and one that is taken is asked for again for 2 s (heirs.h).
+  // Throws boost::system::system_error naming address and port.
   HttpServer(boost::asio::io_context& loop, const std::string& address, uint16_t port, Pages pages);
   uint16_t port() const { return port_; }
 

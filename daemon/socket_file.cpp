@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/heirs.h"
 #include "larder/system_error.h"
 #include "protocol/channel.h"
 
@@ -67,6 +68,14 @@ Status clear_path(const std::string& path) {
   return {};
 }
 
+// The lock of a path that can be bound now.
+Result<OwnFd> take_path(const std::string& path) {
+  Result<OwnFd> lock = take_lock(path + ".lock");
+  if (!lock) return lock;
+  if (Status status = clear_path(path); !status.ok()) return status;
+  return lock;
+}
+
 Status set_group(const std::string& path, const std::string& group) {
   if (group.empty()) return {};
   const ::group* entry = ::getgrnam(group.c_str());
@@ -103,9 +112,12 @@ Result<SocketFile> SocketFile::bind(const std::string& path, mode_t mode,
                                                    std::to_string(path.size()) + " bytes, 1 to " +
                                                    std::to_string(sizeof address.sun_path - 1) +
                                                    " are allowed");
-  Result<OwnFd> lock = take_lock(path + ".lock");
+  Result<OwnFd> lock = Status(ErrorCode::kBusy, "already running: " + path);
+  await_heirs([&] {
+    lock = take_path(path);
+    return lock.status().code() == ErrorCode::kBusy;
+  });
   if (!lock) return lock.status();
-  if (Status status = clear_path(path); !status.ok()) return status;
   SocketFile file(path, std::move(*lock), bind_and_listen(path));
   if (Status status = set_group(path, group); !status.ok()) return status;
   if (::chmod(path.c_str(), mode) != 0) throw SystemError("chmod(" + path + ")");

@@ -14,7 +14,8 @@ namespace larder::daemon {
 // a stale socket is replaced only by the one who holds the lock. Both files go with the object.
 class SocketFile {
  public:
-  // BUSY: somebody holds the lock (the message has the pid) or answers at `path`.
+  // BUSY, after 2 s: somebody holds the lock (the message has the pid) or answers at `path`. What
+  // a killed process's child still holds is waited for.
   // INVALID_ARGUMENT: the path is too long, or something that is no socket is there (it is left
   // alone), or `group` (empty: the process's own) does not exist. Throws SystemError.
   static Result<SocketFile> bind(const std::string& path, mode_t mode = 0660,

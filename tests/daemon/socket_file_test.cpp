@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <filesystem>
+#include <future>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -53,6 +55,32 @@ TEST_CASE("a stale socket is replaced, a live one without a lock is not") {
   auto second = SocketFile::bind(path);
   REQUIRE(!second.ok());
   CHECK(second.status().code() == ErrorCode::kBusy);
+}
+
+TEST_CASE("what a killed process's new child holds until its exec is waited for") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("s.sock");
+  int holds[2];
+  REQUIRE(::pipe2(holds, O_CLOEXEC) == 0);
+  const pid_t owner = ::fork();
+  REQUIRE(owner >= 0);
+  if (owner == 0) {
+    auto file = SocketFile::bind(path);
+    ::close(holds[1]);
+    if (::fork() == 0) {
+      char end;
+      ::_exit(static_cast<int>(::read(holds[0], &end, 1)));  // once the other end is closed
+    }
+    ::_exit(file.ok() ? 0 : 1);
+  }
+  int ended = 0;
+  REQUIRE(::waitpid(owner, &ended, 0) == owner);
+  REQUIRE(ended == 0);
+  auto next = std::async(std::launch::async, [&] { return SocketFile::bind(path).ok(); });
+  CHECK(next.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
+  ::close(holds[1]);
+  CHECK(next.get());
+  ::close(holds[0]);
 }
 
 TEST_CASE("paths that cannot be are refused") {

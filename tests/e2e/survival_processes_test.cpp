@@ -1,5 +1,7 @@
 // Executor and keeper die, a second larderd knocks, the configuration changes: what goes on.
 #include <atomic>
+#include <filesystem>
+#include <set>
 #include <thread>
 
 #include "tests/e2e/survival.h"
@@ -112,6 +114,29 @@ TEST_CASE("after larderd's death its executor is gone before the next one starts
   }
   CHECK(node.executor_pid() != before);
   CHECK(node.ctl({"status"})["executor_restarts"] == 0);
+}
+
+std::set<std::string> sockets_of(pid_t pid) {
+  std::set<std::string> sockets;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
+    const std::string target = std::filesystem::read_symlink(entry.path()).string();
+    if (target.starts_with("socket:")) sockets.insert(target);
+  }
+  return sockets;
+}
+
+TEST_CASE("the next larderd gets the port of a killed one, since no executor has it too") {
+  Node node;
+  const auto sockets = sockets_of(node.larderd().pid());
+  CHECK(sockets.size() >= 4);  // clients', executor's, keeper's, HTTP's
+  const auto of_executor = sockets_of(node.executor_pid());
+  CHECK(of_executor.size() == 1);
+  for (const std::string& socket : of_executor) CHECK(!sockets.contains(socket));
+  const uint16_t port = node.http_port();
+  node.set_options({"--http-port", std::to_string(port)});
+  node.replace_larderd(SIGKILL);
+  CHECK(node.http_port() == port);
 }
 
 TEST_CASE("a new keeper is given everything again: larderd may die right after") {

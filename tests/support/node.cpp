@@ -68,13 +68,16 @@ void Node::start_keeper() {
 }
 
 void Node::start_larderd() {
-  std::vector<std::string> argv = {program("larderd"), "--socket",    socket(), "--keeper",
-                                   keeper_socket(),    "--http-port", "0"};
+  std::vector<std::string> argv = {program("larderd"), "--socket", socket(), "--keeper",
+                                   keeper_socket()};
   argv.insert(argv.end(), options_.begin(), options_.end());
-  if (std::find(options_.begin(), options_.end(), "--device") == options_.end()) {
-    const char* device = std::getenv("LARDER_TEST_DEVICE");  // whose memory the pools are
-    argv.insert(argv.end(), {"--device", device == nullptr ? "host" : device});
-  }
+  const auto add_default = [&](const char* name, const char* value) {
+    if (std::find(options_.begin(), options_.end(), name) == options_.end())
+      argv.insert(argv.end(), {name, value});
+  };
+  const char* device = std::getenv("LARDER_TEST_DEVICE");  // whose memory the pools are
+  add_default("--device", device == nullptr ? "host" : device);
+  add_default("--http-port", "0");
   larderd_.reset();
   larderd_.emplace(argv, folder_.file("larderd.log"));
 }
@@ -93,13 +96,18 @@ void Node::await_ready() const {
   REQUIRE(ready);
 }
 
-std::string Node::http(const std::string& path) const {
+uint16_t Node::http_port() const {
   const std::string text = log();
-  std::string port;
+  uint16_t port = 0;
   const std::regex pattern("event=http_serving .*port=([0-9]+)");
   for (std::sregex_iterator it(text.begin(), text.end(), pattern), end; it != end; ++it)
-    port = (*it)[1];
-  return port.empty() ? "" : fetch(static_cast<uint16_t>(std::stoi(port)), path);
+    port = static_cast<uint16_t>(std::stoi((*it)[1]));
+  return port;
+}
+
+std::string Node::http(const std::string& path) const {
+  const uint16_t port = http_port();
+  return port == 0 ? "" : fetch(port, path);
 }
 
 nlohmann::json Node::ctl(const std::vector<std::string>& command) const {

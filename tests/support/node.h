@@ -33,7 +33,9 @@ class Node {
   void replace_larderd(int signal);
   // Waits until /readyz says ok.
   void await_ready() const;
-  // A page of larderd's HTTP server: status line and body.
+  // Of larderd's HTTP server; 0: there has been none.
+  uint16_t http_port() const;
+  // A page of it: status line and body.
   std::string http(const std::string& path) const;
   // larderctl status: pid of the executor.
   pid_t executor_pid() const { return ctl({"status"})["executor_pid"].get<pid_t>(); }
