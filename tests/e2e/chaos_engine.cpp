@@ -14,7 +14,7 @@ constexpr size_t kNumPrompts = 12;
 constexpr size_t kMinPromptBytes = 40;
 constexpr size_t kMaxPromptBytes = 160;
 constexpr size_t kNewTokens = 48;
-constexpr int64_t kBlockTokens = 16;
+constexpr int64_t kBlockTokens = 16;  // bytes of text too
 const std::string kSummary = "larder-generate: ";
 
 size_t draw_below(std::mt19937_64& random, size_t limit) {
@@ -39,12 +39,19 @@ Texts::Texts(const Node& calm, const std::string& source, std::mt19937_64& rando
   while (prompts_.size() < kNumPrompts) {
     const size_t bytes = kMinPromptBytes + draw_below(random, kMaxPromptBytes - kMinPromptBytes);
     const Job job{{source.substr(draw_below(random, source.size() - bytes), bytes)}, "in-process"};
+    if (shares_a_block(job.prompts[0])) continue;
     not_found_[job.prompts] = make(calm, job);
     found_[job.prompts] = make(calm, job);
     prompts_.push_back(job.prompts[0]);
   }
   for (size_t i = 0; i < kNumPrompts / kPerBatch; ++i)
     found_[batch(i).prompts] = make(calm, batch(i));
+}
+
+bool Texts::shares_a_block(const std::string& prompt) const {
+  return std::any_of(prompts_.begin(), prompts_.end(), [&](const std::string& other) {
+    return other.compare(0, kBlockTokens, prompt, 0, kBlockTokens) == 0;
+  });
 }
 
 std::string Texts::make(const Node& calm, const Job& job) {

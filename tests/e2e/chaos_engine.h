@@ -43,6 +43,8 @@ class Texts {
  private:
   static constexpr size_t kPerBatch = 3;
   std::string make(const Node& calm, const Job& job);
+  // With a prompt there is: only part of it would be found then.
+  bool shares_a_block(const std::string& prompt) const;
   Job batch(size_t index) const;
 
   std::vector<std::string> prompts_;
