@@ -72,7 +72,7 @@ class Daemons {
       : port_(free_port()), options_(std::move(options)) {
     keeper_ = std::make_unique<Process>(
         std::vector<std::string>{program("larder-keeper"), "--socket", path("keeper.sock")}, "");
-    LARDER_CHECK(eventually([&] { return ::access(path("keeper.sock").c_str(), F_OK) == 0; }));
+    LARDER_CHECK(eventually([&] { return listens(path("keeper.sock")); }));
     start_larderd();
   }
 

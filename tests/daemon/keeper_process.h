@@ -39,7 +39,7 @@ class KeeperProcess {
           std::vector<std::string>{"/bin/sh", "-c", limited, program, "--socket", socket()},
           log_path());
     }
-    REQUIRE(eventually([&] { return ::access(socket().c_str(), F_OK) == 0; }));
+    REQUIRE(eventually([&] { return listens(socket()); }));
   }
   Process& process() { return *process_; }
   std::string socket() const { return folder_.file("keeper.sock"); }

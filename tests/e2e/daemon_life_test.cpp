@@ -140,12 +140,12 @@ TEST_CASE("a wrong configuration is refused with the key and the value") {
 TEST_CASE("the sample configuration is a valid one") {
   TemporaryFolder folder;
   Process keeper({program("larder-keeper"), "--socket", folder.file("k.sock")}, folder.file("log"));
-  REQUIRE(eventually([&] { return ::access(folder.file("k.sock").c_str(), F_OK) == 0; }));
+  REQUIRE(eventually([&] { return listens(folder.file("k.sock")); }));
   Process larderd(
       {program("larderd"), "--config", std::string(LARDER_TEST_DATA) + "/../../deploy/larderd.toml",
        "--socket", folder.file("l.sock"), "--keeper", folder.file("k.sock"), "--http-port", "-1"},
       folder.file("log"));
-  CHECK(eventually([&] { return ::access(folder.file("l.sock").c_str(), F_OK) == 0; }));
+  CHECK(eventually([&] { return listens(folder.file("l.sock")); }));
   larderd.signal(SIGTERM);
   CHECK(larderd.wait_exit(20s) == 0);
 }

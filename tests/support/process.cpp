@@ -8,6 +8,7 @@
 #include <spawn.h>
 #include <sstream>
 #include <stdexcept>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -89,6 +90,12 @@ Output run(const std::vector<std::string>& argv) {
   ::waitpid(pid, &status, 0);
   if (ready != 1) throw std::runtime_error(argv[0] + " did not end in time");
   return {exit_code(status), read_file(out), read_file(err)};
+}
+
+bool listens(const std::string& socket_path) {
+  struct stat info {};
+  return ::stat(socket_path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode) &&
+         (info.st_mode & ACCESSPERMS) != 0;
 }
 
 bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit) {

@@ -36,6 +36,10 @@ struct Output {
 // Runs to the end. Fails the test (throws) after two minutes.
 Output run(const std::vector<std::string>& argv);
 
+// Whether a daemon takes connections at its socket. The file is there a moment before; it gets its
+// mode afterwards.
+bool listens(const std::string& socket_path);
+
 // Looks again every few milliseconds until `condition` holds; false after `limit`.
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds limit = std::chrono::seconds(10));
