@@ -40,8 +40,7 @@ struct PrefixView {
   const uint64_t* key = nullptr;  // not nullptr: the tokens are those of a plan that was made
   uint64_t wanted_key = 0;        // before, and count only where it has this key
   // [num_splits, rows, heads]. x: a base, at most 8 below the greatest logit of the split's keys;
-  // y: the sum of 2^(logit - x). Without a key, x is a number that is lower than any, y and the
-  // sums are 0.
+  // y: the sum of 2^(logit - x). Without a key, x is the lowest float, y and the sums are 0.
   const float2* states = nullptr;
   // [num_splits, rows, heads, v_dim]: sums of 2^(logit - x) * V, V with the scales of its groups
   // but without v_scale.

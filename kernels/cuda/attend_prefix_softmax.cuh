@@ -14,7 +14,7 @@ namespace larder::kernels::cuda::prefix {
 // 2^-30 still count.
 inline constexpr float kRaise = 6.0f;
 inline constexpr uint32_t kMostWeights = 0x74007400u;  // two halves of 2^14
-inline constexpr float kNoBase = -1e30f;
+inline constexpr float kNoBase = -3.402823466e38f;     // of no key: no logit is lower
 
 // Of a warp's 16 pairs. This lane has rows lane / 4 and lane / 4 + 8, the halves below.
 template <typename T>

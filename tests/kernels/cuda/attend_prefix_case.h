@@ -156,6 +156,7 @@ inline Finished finish(const AttendCase& one, const PrefixResults& results, int6
   for (size_t split = 0; split < results.num_splits; ++split) {
     const size_t at = split * pairs + first;
     const float2 state = results.states[at];
+    if (state.y == 0.0f) CHECK(state.x == std::numeric_limits<float>::lowest());
     const double weight = std::exp2(double{state.x} - base);
     total += weight * double{state.y};
     for (size_t i = 0; i < dim; ++i) finished.out[i] += weight * double{results.sums[at * dim + i]};
