@@ -32,7 +32,7 @@ constexpr auto kStuckAfter = std::chrono::seconds(60);
 constexpr auto kFirstRestartDelay = std::chrono::milliseconds(10);
 constexpr auto kLongestRestartDelay = std::chrono::milliseconds(1000);
 
-// Signals, and the socket at fd 3. Nothing else of ours, whether a library made it close-on-exec or
+// Signals, the standard descriptors and the socket at fd 3. Nothing else of ours, close-on-exec or
 // not (Boost's sockets are not): an executor that outlives us would keep our port.
 pid_t spawn_process(const std::string& executable, const std::string& log_level,
                     const std::string& device, int socket) {

@@ -65,7 +65,8 @@ asio::ip::tcp::acceptor listen(asio::io_context& loop, const asio::ip::tcp::endp
   if (error) {
     std::ostringstream text;
     text << "the HTTP server's address, " << endpoint;
-    throw boost::system::system_error(error, text.str());
+    // Without the place in Asio that the error carries.
+    throw boost::system::system_error(error.value(), error.category(), text.str());
   }
   return acceptor;
 }

@@ -159,6 +159,21 @@ TEST_CASE("larderd without a keeper says so and ends") {
   CHECK(output.stderr_text.find("none.sock") != std::string::npos);
 }
 
+TEST_CASE("larderd names the port that somebody else has, and ends") {
+  const Node other;
+  TemporaryFolder folder;
+  Process keeper({program("larder-keeper"), "--socket", folder.file("k.sock")}, folder.file("log"));
+  REQUIRE(eventually([&] { return listens(folder.file("k.sock")); }));
+  const std::string port = std::to_string(other.http_port());
+  const Output output = run({program("larderd"), "--socket", folder.file("l.sock"), "--keeper",
+                             folder.file("k.sock"), "--device", "host", "--http-port", port});
+  CHECK(output.exit_code == 1);
+  INFO(output.stderr_text);
+  CHECK(output.stderr_text.find("127.0.0.1:" + port + ": Address already in use") !=
+        std::string::npos);
+  CHECK(output.stderr_text.find("asio") == std::string::npos);
+}
+
 TEST_CASE("without its keeper larderd is not ready and makes no pool, but serves what is there") {
   Node node;
   Client client = node.connect();
