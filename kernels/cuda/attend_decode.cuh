@@ -98,6 +98,11 @@ struct DecodeCall {
   PointOfUse use;
 };
 
+// Whether the call begins with a plan that an earlier one has made.
+__device__ inline bool takes_plan(const DecodeCall& call) {
+  return call.shared.memory != nullptr && !call.shared.is_made;
+}
+
 // The shape of an instance. kColumnTiles: MMA tiles of 8 columns that a warp takes at once.
 template <typename Rows, int kTiles>
 struct DecodeShape {

@@ -27,47 +27,57 @@ __device__ inline void close_piece(const DecodeCall& call, const ColumnNote* col
 }
 
 // Adds the columns' sums over a prefix that is attended for many sequences at once, to a piece of
-// which each lane has the total. Some splits at a time, whose loads are on their way at once: no
-// branch is between them, so splits without a key count as often as others, nothing.
+// which each lane has the total. Some splits at a time, of both of the lane's columns, whose loads
+// are on their way at once: no branch is between them, so splits without a key count as often as
+// others, nothing. More of them at once take more code, which is slow to come where it runs once.
 template <typename Shape>
 __device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
                                   PieceState<Shape>& state) {
   using Format = typename Shape::Format;
   constexpr int kFours = Shape::kDim / 32;
-  constexpr int kAtOnce = kFours > 4 ? 2 : 4;
+  constexpr int kAtOnce = kFours > 4 ? 1 : 2;
   constexpr float kFactor = 1.0f / Format::kUndo;
   const PrefixView& prefix = call.prefix;
   const auto results = static_cast<uint32_t>(prefix.num_results);
   wait_for_previous_kernel();
 #pragma unroll
-  for (int tile = 0; tile < Shape::kColumnTiles; ++tile)
+  for (int tile = 0; tile < Shape::kColumnTiles; ++tile) {
+    uint32_t result[2];
+    bool is_there[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t pair = walk.column_tile * Shape::kColumns + 8 * tile + 2 * lane_column() + i;
       const ColumnPlace place =
           place_of(call, walk.first_row, walk.plan.rows * call.group, walk.head, pair);
-      if (!place.is_there) continue;
-      const auto result = static_cast<uint32_t>(place.row * call.output.out.shape[1] + place.head);
+      is_there[i] = place.is_there;
+      result[i] = static_cast<uint32_t>(place.row * call.output.out.shape[1] + place.head);
+    }
+    if (!is_there[0]) continue;
+    if (!is_there[1]) result[1] = result[0];
 #pragma unroll 1
-      for (int32_t first = 0; first < prefix.num_splits; first += kAtOnce) {
-        float2 states[kAtOnce];
-        float4 sums[kAtOnce][kFours];
+    for (int32_t first = 0; first < prefix.num_splits; first += kAtOnce) {
+      float2 states[kAtOnce][2];
+      float4 sums[kAtOnce][2][kFours];
 #pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
+      for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
           const auto split = static_cast<uint32_t>(min(first + n, prefix.num_splits - 1));
-          const uint32_t at = split * results + result;
-          states[n] = __ldcg(prefix.states + at);
+          const uint32_t at = split * results + result[i];
+          states[n][i] = __ldcg(prefix.states + at);
           const auto* fours = reinterpret_cast<const float4*>(
               prefix.sums + uint64_t{at} * Shape::kDim + sum_dim<Format>(0, lane_row()));
 #pragma unroll
           for (int four = 0; four < kFours; ++four)
-            sums[n][four] = __ldcg(fours + sum_dim<Format>(four, 0) / 4);
+            sums[n][i][four] = __ldcg(fours + sum_dim<Format>(four, 0) / 4);
         }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
         float max = state.max[tile][i];
 #pragma unroll
         for (int n = 0; n < kAtOnce; ++n) {
-          if (first + n >= prefix.num_splits) states[n] = {kLowestMax, 0.0f};
-          max = fmaxf(max, states[n].x);
+          if (first + n >= prefix.num_splits) states[n][i] = {kLowestMax, 0.0f};
+          max = fmaxf(max, states[n][i].x);
         }
         const float own_weight = exp2_fast(state.max[tile][i] - max);
         state.max[tile][i] = max;
@@ -79,12 +89,12 @@ __device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
         }
 #pragma unroll
         for (int n = 0; n < kAtOnce; ++n) {
-          const float weight = exp2_fast(states[n].x - max);
+          const float weight = exp2_fast(states[n][i].x - max);
           const float factor = first + n < prefix.num_splits ? weight * kFactor : 0.0f;
-          state.total[tile][i] += weight * states[n].y;
+          state.total[tile][i] += weight * states[n][i].y;
 #pragma unroll
           for (int four = 0; four < kFours; ++four) {
-            const float4 of = sums[n][four];
+            const float4 of = sums[n][i][four];
             state.sums.at[tile][2 * four][i] += factor * of.x;
             state.sums.at[tile][2 * four + 1][i] += factor * of.y;
             state.sums.at[tile][2 * four][2 + i] += factor * of.z;
@@ -93,6 +103,7 @@ __device__ inline void add_prefix(const DecodeCall& call, const Walk& walk,
         }
       }
     }
+  }
 }
 
 template <typename Shape>
@@ -184,6 +195,7 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
   uint8_t* ring_memory = memory + warp * Shape::kRingBytes;
   Ring<Shape> ring(call, places.loads, ring_memory);
   PieceState<Shape> state;
+  if (takes_plan(call) && call.prefix.tokens == nullptr) wait_for_previous_kernel();
   do {
     QueryRows<Shape> query_rows;
     fetch_queries<Shape>(call, walk, query_rows);
@@ -199,9 +211,6 @@ __device__ inline void take_stretch(const DecodeCall& call, uint8_t* memory, Pie
   } while (end_piece<Shape>(call, memory, notes, all_places, state));
 }
 
-__device__ inline void prefetch(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
 // Lengths and block ids take a while when they are first looked at: the first CTA brings the
 // lengths near for all, and each thread of the grid a line of the block table. Done while the
 // kernel before may still run: nothing is read.
@@ -209,10 +218,10 @@ __device__ inline void bring_near(const DecodeCall& call) {
   constexpr int kLineInts = 32;
   const int64_t at = int64_t{blockIdx.x * blockDim.x + thread_index()} * kLineInts;
   if (blockIdx.x == 0 && at < call.num_seqs) {
-    prefetch(call.q_lens + at);
-    prefetch(call.seq_lens + at);
+    prefetch_line(call.q_lens + at);
+    prefetch_line(call.seq_lens + at);
   }
-  if (at < call.num_seqs * call.block_table_stride) prefetch(call.block_table + at);
+  if (at < call.num_seqs * call.block_table_stride) prefetch_line(call.block_table + at);
 }
 
 // Grid: a CTA per multiprocessor; CTA: up to 12 warps, each with a ring of its own. Reads every
@@ -231,19 +240,20 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
   __shared__ MergeJob end;
   __shared__ MergeJob deferred;  // until the CTA has done its own pieces: others are at theirs
   __shared__ WarpPlaces all_places[kMaxDecodeWarps];
-  let_next_kernel_start();
+  if (!call.shared.is_made) let_next_kernel_start();
   if (thread_index() % 32 < 2) notes[2 * (thread_index() / 32) + thread_index() % 32].segment = -1;
   if (thread_index() == 0) deferred.num_slots = 0;
   const bool is_pieces = call.piece_tiles > 0;
-  bring_near(call);
-  // That of prefixes waited before it let this one start: only what it leaves is waited for, where
-  // it is added.
-  if (call.prefix.tokens == nullptr)
+  if (!takes_plan(call)) bring_near(call);
+  // A plan that is taken, lengths and block tables were there before the kernel that made it let
+  // any start: only queries, keys and values are waited for, once the first ids are on their way.
+  // That of prefixes waited before it let this one start: of calls with one only what it leaves is
+  // waited for, where it is added.
+  const bool is_entered = takes_plan(call) && take_plan(call, all_places[thread_index() / 32], end);
+  if (!is_entered && call.prefix.tokens == nullptr)
     wait_for_previous_kernel();
-  else
+  else if (!is_entered)
     rely_on_previous_wait();
-  const bool is_entered = call.shared.memory != nullptr && !call.shared.is_made &&
-                          take_plan(call, all_places[thread_index() / 32], end);
   if (thread_index() == 0) index = static_cast<int32_t>(blockIdx.x);
   if (!is_entered) {
     StretchPlace place;
@@ -288,7 +298,10 @@ __global__ __launch_bounds__(32 * Shape::kWarps,
     if (is_pieces && thread_index() == 0) find_piece_end<Shape::kColumns>(call, at, index, end);
     if (all_places[thread_index() / 32].left > 0)
       take_stretch<Shape>(call, memory, notes, all_places);
+    else if (call.prefix.tokens == nullptr)
+      wait_for_previous_kernel();
     __syncthreads();
+    if (call.shared.is_made) let_next_kernel_start();  // all warps have kept their part of the plan
     merge_cta<Shape>(call, notes, memory,
                      [&](bool begins) { return is_pieces ? index : 2 * index + (begins ? 1 : 0); });
     const bool is_last = !is_pieces || index + 1 == cta.begin + cta.count;

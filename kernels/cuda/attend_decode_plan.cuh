@@ -65,6 +65,17 @@ inline int32_t whole_ctas_of(int64_t num_segments, int32_t num_ctas) {
   return 0;
 }
 
+// CTAs of the highest numbers that get no work. A CTA that merges a segment ends last, and where
+// kernels overlap, the next call's CTA of its multiprocessor, one of the highest numbers, begins
+// last: with few segments and little work, others would have to wait for that.
+__device__ inline int32_t spare_ctas(const DecodeCall& call, int32_t total, int32_t num_ctas) {
+  constexpr int32_t kLeastCtas = 8;  // for one that is spared
+  constexpr int32_t kMostUnits = 8;  // more that others take
+  const int32_t segments = call.num_segments;
+  if (num_ctas < static_cast<int32_t>(gridDim.x) || segments > num_ctas / kLeastCtas) return 0;
+  return int64_t{total} * segments <= int64_t{kMostUnits} * num_ctas * num_ctas ? segments : 0;
+}
+
 // What a CTA takes.
 struct CtaPlan {
   int32_t total;    // units of the call
@@ -81,6 +92,7 @@ __device__ inline CtaPlan split_units(const DecodeCall& call, int32_t total) {
   // Lengths that are not alike may add up to as much: then the work is shared out as evenly.
   if (call.whole_ctas > 0 && total % call.num_segments == 0)
     num_ctas = min(num_ctas, call.whole_ctas);
+  num_ctas -= spare_ctas(call, total, num_ctas);
   const auto cta = static_cast<int32_t>(blockIdx.x);
   plan.total = total;
   if (cta >= num_ctas) return plan;

@@ -146,8 +146,7 @@ __device__ inline void prefetch_queries(const DecodeCall& call, const Walk& walk
   bool is_there = false;
   const uint16_t* from =
       find_query(call, walk, walk.column_tile * Shape::kColumns + lane / kLines, row, is_there);
-  if (is_there && lane < Shape::kColumns * kLines)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + lane % kLines * 64));
+  if (is_there && lane < Shape::kColumns * kLines) prefetch_line(from + lane % kLines * 64);
 }
 
 // To fragments, by the whole warp; notes what the columns see, too.

@@ -37,6 +37,7 @@ __device__ inline void wait_for_copies() {
 // Whether the sequence may read a block: its rights are looked at, and a fault is counted. Apart
 // from the loop that asks, as most calls have no rights and no faults.
 __device__ __noinline__ inline bool may_read(const DecodeCall& call, int32_t block) {
+  if (call.use.rights.words == nullptr) wait_for_previous_kernel();  // a fault is written
   return call.use.may_use(block, call.layer.num_blocks, false, block);
 }
 

@@ -46,9 +46,9 @@ struct KeptWord {
 // Begins with a plan that was kept; false: there is none for calls like this one. By all warps.
 __device__ inline bool take_plan(const DecodeCall& call, WarpPlaces& places, MergeJob& end) {
   const KeptWord word(call, places, end);
-  const uint64_t key = __ldcg(reinterpret_cast<const unsigned long long*>(call.shared.memory));
   uint4 bytes = {};
   if (word.here != nullptr) bytes = __ldcg(word.kept);
+  const uint64_t key = load_and_rely(reinterpret_cast<const uint64_t*>(call.shared.memory));
   if (key != call.shared.key) return false;
   if (word.here != nullptr) *word.here = bytes;
   __syncwarp();
@@ -66,6 +66,9 @@ __device__ __noinline__ inline void keep_plan(const DecodeCall& call, WarpPlaces
   // Before other CTAs have kept theirs, maybe: whoever looks at the key begins after all of them.
   if (blockIdx.x == 0 && thread_index() == 0)
     *reinterpret_cast<uint64_t*>(call.shared.memory) = call.shared.key;
+  // Takers may start before this kernel has ended.
+  __threadfence();
+  __syncwarp();  // places are the warp's to change from here on
 }
 // Of a CTA without work.
 __device__ __noinline__ inline void keep_nothing(const DecodeCall& call, WarpPlaces& places,

@@ -24,6 +24,19 @@ __device__ inline void rely_on_previous_wait() {
 #endif
 }
 
+// The same for what had been written before the word was, by that kernel or an earlier one, at the
+// cost of a load.
+__device__ inline uint64_t load_and_rely(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// Brings a line of memory to the L2. Nothing is read: the kernel before may still write it.
+__device__ inline void prefetch_line(const void* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
+
 // The next kernel of the stream may begin once all CTAs have said so, if it was launched early.
 __device__ inline void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

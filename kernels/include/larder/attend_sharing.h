@@ -22,6 +22,10 @@ inline constexpr int32_t kFindSharedPrefix = -1;
 // read anyway, and may count faults: make it anew whenever lengths or heads of rows change. What is
 // wrong in lengths is counted by the call that makes the plan.
 //
+// A call that takes a plan looks at it, at lengths and at its block table while kernels before it
+// may still run: these must be as they are before the call that makes the plan, in their stream.
+// Keys, values and queries may be written up to the call itself.
+//
 // A call that is told to take a plan and finds another one, of other rows, heads, windows, prefixes
 // or table strides, or none, plans for itself, and reads a prefix for each sequence. So layers of
 // different shapes need a memory each. Some calls share no plan: those that the tuned row does not

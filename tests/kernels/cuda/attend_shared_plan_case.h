@@ -97,6 +97,42 @@ inline void add_uncovered_rows(AttendCase& one, int64_t rows) {
   one.q.resize(view_bytes(one.q_view), std::byte{0xFF});
 }
 
+// A stream, and once `enqueue` has been captured there, the graph that stands for it from then on.
+class Replayed {
+ public:
+  Replayed() { REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess); }
+  Replayed(const Replayed&) = delete;
+  Replayed& operator=(const Replayed&) = delete;
+  ~Replayed() {
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+    cudaStreamDestroy(stream_);
+  }
+
+  cudaStream_t stream() const { return stream_; }
+  template <typename Enqueue>
+  void capture(const Enqueue& enqueue) {
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    enqueue();
+    REQUIRE(cudaStreamEndCapture(stream_, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&graph_, graph, 0) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  }
+  // To its end.
+  template <typename Enqueue>
+  void run(const Enqueue& enqueue) {
+    if (graph_ != nullptr)
+      CHECK(cudaGraphLaunch(graph_, stream_) == cudaSuccess);
+    else
+      enqueue();
+    CHECK(cudaStreamSynchronize(stream_) == cudaSuccess);
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
 inline DeviceBytes plan_memory() { return DeviceBytes(static_cast<size_t>(kAttendPlanBytes)); }
 
 }  // namespace larder::test

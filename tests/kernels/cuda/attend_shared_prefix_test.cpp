@@ -191,7 +191,6 @@ class Steps {
 
   Steps(std::vector<AttendCase>& layers, std::vector<StepLengths> steps)
       : layers_(layers), steps_(std::move(steps)) {
-    REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
     for (AttendCase& layer : layers_) params_.push_back(layer.call(uploads_));
     const auto& row = attend_row(kTunedAttend);
     workspace_.emplace_back(static_cast<size_t>(row.workspace_bytes(params_[0])));
@@ -206,20 +205,9 @@ class Steps {
       params.seq_lens = params_[0].seq_lens;
     }
   }
-  Steps(const Steps&) = delete;
-  Steps& operator=(const Steps&) = delete;
-  ~Steps() {
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
-    cudaStreamDestroy(stream_);
-  }
 
   void capture() {
-    cudaGraph_t graph = nullptr;
-    REQUIRE(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    enqueue();
-    REQUIRE(cudaStreamEndCapture(stream_, &graph) == cudaSuccess);
-    REQUIRE(cudaGraphInstantiate(&graph_, graph, 0) == cudaSuccess);
-    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    replayed_.capture([&] { enqueue(); });
   }
   void run() {
     for (const DeviceOutputs& outputs : outputs_) {
@@ -227,11 +215,7 @@ class Steps {
       CHECK(cudaMemset(outputs.lse.data(), 0xFF, outputs.lse.size()) == cudaSuccess);
     }
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    if (graph_ != nullptr)
-      CHECK(cudaGraphLaunch(graph_, stream_) == cudaSuccess);
-    else
-      enqueue();
-    CHECK(cudaStreamSynchronize(stream_) == cudaSuccess);
+    replayed_.run([&] { enqueue(); });
     workspace_[0].check_guards();
     plan_.check_guards();
   }
@@ -243,7 +227,7 @@ class Steps {
   void enqueue() {
     kernels::Target target;
     target.backend = kernels::Backend::kCuda;
-    target.stream = stream_;
+    target.stream = replayed_.stream();
     target.workspace = workspace_[0].data();
     target.workspace_bytes = static_cast<int64_t>(workspace_[0].size());
     for (size_t step = 0; step < steps_.size(); ++step) {
@@ -260,7 +244,7 @@ class Steps {
   }
   void copy(const int32_t* to, const DeviceBytes& from) {
     CHECK(cudaMemcpyAsync(const_cast<int32_t*>(to), from.data(), from.size(),
-                          cudaMemcpyDeviceToDevice, stream_) == cudaSuccess);
+                          cudaMemcpyDeviceToDevice, replayed_.stream()) == cudaSuccess);
   }
 
   std::vector<AttendCase>& layers_;
@@ -270,8 +254,7 @@ class Steps {
   std::deque<DeviceBytes> workspace_, step_q_lens_, step_seq_lens_;
   std::deque<DeviceOutputs> outputs_;
   std::vector<kernels::AttendParams> params_;
-  cudaStream_t stream_ = nullptr;
-  cudaGraphExec_t graph_ = nullptr;
+  Replayed replayed_;
 };
 
 // The third one has sequences that are shorter than the prefix.
