@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/attend_prefix_tile.cuh"
 #include "kernels/cuda/attend_prefix_wgmma.cuh"
+#include "kernels/cuda/early_launch.cuh"
 
 namespace larder::kernels::cuda::prefix {
 
@@ -120,6 +121,10 @@ class RunLoader {
 
   // All of them, for the groups that wait for each.
   __device__ void load() {
+    take_ids(0);
+    bring_near();
+    wait_for_previous_kernel();
+    let_next_kernel_start();  // not before: it relies on all kernels before this one
     constexpr int kAhead = T::kIsDirect ? 1 : T::kRawStages - 1;
 #pragma unroll 1
     for (int tile = 0; tile < kAhead; ++tile) copy(tile);
@@ -131,7 +136,6 @@ class RunLoader {
       __syncwarp();  // the copies of all lanes are there
       if constexpr (!T::kIsDirect) decode(tile, stage);
       if (place_.lane == 0) present()[stage * kRuns + place_.warp] = is_present_ >> tile % 32 & 1;
-      make_visible_to_products();
 #pragma unroll
       for (int group = 0; group < T::kGroups; ++group)
         arrive(filled_barrier(stage, group), 2 * kGroupThreads);
@@ -140,6 +144,33 @@ class RunLoader {
   }
 
  private:
+  // The first tiles' bytes, to the L2. Nothing is read: the kernel before may still run.
+  __device__ void bring_near() const {
+    constexpr int kTiles = T::kIsDirect ? 2 : T::kRawStages;
+#pragma unroll 1
+    for (int tile = 0; tile < min(kTiles, num_tiles_); ++tile) {
+      const int32_t named = __shfl_sync(~0u, ids_, tile);
+      if (named < 0 || named >= call_.layer.num_blocks) continue;
+      const int32_t offset = (first_token_ + tile * kKeys) & (call_.layer.block_tokens - 1);
+      const int64_t block = named * call_.layer.block_stride_bytes;
+      const uint8_t* keys = data_ + block + offset * T::kRowBytes + place_.lane * (kLineBytes - 16);
+      for (int at = place_.lane * kLineBytes; at < kRunTokens * T::kRowBytes;
+           at += 32 * kLineBytes) {
+        prefetch_line(keys);
+        prefetch_line(keys + to_values_);
+        keys += 32 * kLineBytes;
+      }
+      if constexpr (T::kScaleBytes > 0)
+        if (place_.lane < 2 * T::kScaleBytes)
+          prefetch_line(scales_ + block + offset * T::kScaleBytes);
+    }
+  }
+  // The ids of 32 tiles at once, a lane each.
+  __device__ void take_ids(int tile) {
+    const int32_t token = first_token_ + (tile + place_.lane) * kKeys;
+    ids_ = token < item_.tokens ? load_once(item_.blocks + (token >> call_.block_shift)) : -1;
+  }
+
   static __device__ void wait_until_read(int stage) {
     arrive_and_wait(read_barrier(stage), T::kThreads);
   }
@@ -150,11 +181,7 @@ class RunLoader {
   // Begins the copies of a tile, or none past the last.
   __device__ void copy(int tile) {
     if (tile < num_tiles_) {
-      // The ids of 32 tiles at once, a lane each.
-      if (tile % 32 == 0) {
-        const int32_t token = first_token_ + (tile + place_.lane) * kKeys;
-        ids_ = token < item_.tokens ? load_once(item_.blocks + (token >> call_.block_shift)) : -1;
-      }
+      if (tile % 32 == 0 && tile > 0) take_ids(tile);
       const int32_t token = first_token_ + tile * kKeys;
       const int32_t named = __shfl_sync(~0u, ids_, tile % 32);
       const bool is_present =

@@ -56,7 +56,9 @@ struct TakenPlan {
   const uint64_t* shared_key = nullptr;  // nullptr: none, the plan is the call's own
   uint64_t key = 0;
 
-  __device__ bool is_there() const { return shared_key == nullptr || *shared_key == key; }
+  __device__ bool is_there() const {
+    return shared_key == nullptr || load_and_rely(shared_key) == key;
+  }
 };
 
 // Rows of q, none where the length is wrong.

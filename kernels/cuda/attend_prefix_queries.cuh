@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attend_prefix_tile.cuh"
+#include "kernels/cuda/early_launch.cuh"
 
 namespace larder::kernels::cuda::prefix {
 
@@ -103,13 +104,22 @@ __device__ inline void load_queries(const WideCall& call, const WideItem& item, 
   const auto thread = static_cast<unsigned>(threadIdx.x) % kGroupThreads;
   const auto part = static_cast<int>(thread % kLanes);
   const auto first = static_cast<int>(thread / kLanes);
-#pragma unroll 1
-  for (int pair = first; pair < kGroupPairs; pair += kStep) {
+  constexpr int kTurns = kGroupPairs / kStep;
+  const uint8_t* from[kTurns];
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int pair = first_pair + first + turn * kStep;
+    from[turn] = given_query(call, item, pair < item.num_pairs ? pair : 0, part);
+  }
+  wait_for_previous_kernel();
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int pair = first + turn * kStep;
     const bool is_there = first_pair + pair < item.num_pairs;
-    const uint8_t* from = given_query(call, item, is_there ? first_pair + pair : 0, part);
-    copy_16(shared_address(queries + chunk_offset(pair, 2 * part, kGroupPairs)), from, is_there);
-    copy_16(shared_address(queries + chunk_offset(pair, 2 * part + 1, kGroupPairs)), from + 16,
+    copy_16(shared_address(queries + chunk_offset(pair, 2 * part, kGroupPairs)), from[turn],
             is_there);
+    copy_16(shared_address(queries + chunk_offset(pair, 2 * part + 1, kGroupPairs)),
+            from[turn] + 16, is_there);
   }
   commit_copies();
   wait_for_copies<0>();

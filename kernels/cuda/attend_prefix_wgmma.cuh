@@ -27,7 +27,9 @@ __device__ inline uint32_t describe(uint32_t address) {
 // What is added to a description for a factor so many bytes on.
 __device__ constexpr uint32_t described(uint32_t bytes) { return bytes / 16; }
 
-// What this thread wrote to shared memory is there for products, once they are told so.
+// What was written to shared memory is there for products that this thread begins, or others that
+// it meets: what it wrote, and what those did that it has met. (Where copies are on their way it
+// waits for them too, so it is not for threads that copy ahead.)
 __device__ inline void make_visible_to_products() {
 #if LARDER_HAS_WGMMA
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

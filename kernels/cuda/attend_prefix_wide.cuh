@@ -132,6 +132,7 @@ class PairWork {
   __device__ uint32_t keys(int stage) const { return shared_address(memory_) + T::stage(stage); }
   __device__ void wait_until_filled() const {
     arrive_and_wait(filled_barrier(stage_, pair_group_), 2 * kGroupThreads);
+    make_visible_to_products();
   }
   // Loaders do not wait for the last ones.
   __device__ void leave(int stage, int tile) const {
@@ -270,14 +271,27 @@ __device__ inline void take_items(const WideCall& call, const PlanHeader& header
   }
 }
 
+// Past the L1, which may hold what was there before.
+template <typename Words>
+__device__ inline Words load_near(const Words* from) {
+  constexpr int kCount = sizeof(Words) / 8;
+  static_assert(sizeof(Words) % 8 == 0);
+  unsigned long long words[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    words[i] = __ldcg(reinterpret_cast<const unsigned long long*>(from) + i);
+  Words value;
+  memcpy(&value, words, sizeof value);
+  return value;
+}
+
 // Queries and block ids, a line by each thread of the grid. Nothing is read: the kernel before may
 // still run.
 __device__ inline void bring_near(const WideCall& call) {
   const uint32_t cta = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   const int64_t at = int64_t{cta * blockDim.x + threadIdx.x} * kLineBytes;
   const auto prefetch = [&](const void* memory, int64_t bytes) {
-    if (at < bytes)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t*>(memory) + at));
+    if (at < bytes) prefetch_line(static_cast<const uint8_t*>(memory) + at);
   };
   prefetch(call.q.data, call.query_bytes);
   prefetch(call.block_table, call.table_bytes);
@@ -293,15 +307,21 @@ __global__ __launch_bounds__(T::kThreads,
   extern __shared__ uint4 shared_memory[];
   uint8_t* memory = reinterpret_cast<uint8_t*>(shared_memory);
   memory += (kMemoryAlignment - shared_address(memory) % kMemoryAlignment) % kMemoryAlignment;
-  bring_near(call);
-  wait_for_previous_kernel();
-  let_next_kernel_start();  // not before: it relies on all kernels before this one
-  // All that is looked at first, at once.
-  const PlanHeader header = *call.header;
-  const PrefixGroup group = call.groups[0];
+  // A plan that is taken was there before the kernel that made it let any start that takes it, and
+  // so were block tables: queries, keys and values are waited for where they are asked for.
+  if (call.taken.shared_key == nullptr) {
+    bring_near(call);
+    wait_for_previous_kernel();
+  }
+  // All that is looked at first, at once; other groups once the key has been seen.
+  const PlanHeader header = load_near(call.header);
+  const PrefixGroup group = load_near(call.groups);
   const bool is_there = call.taken.is_there();
   asm volatile("" ::"l"(header.num_tiles), "r"(header.num_groups), "r"(group.tokens));
-  if (!is_there) return;
+  if (!is_there || blockIdx.z >= header.num_tiles) {
+    wait_for_previous_kernel();
+    return;
+  }
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < kGroupThreads) {
     if constexpr (T::kGroups == 2) keep_registers<kLoaderRegisters>();
@@ -312,10 +332,12 @@ __global__ __launch_bounds__(T::kThreads,
     if constexpr (T::kGroups == 2) add_registers<kPairRegisters>();
     take_items<T>(call, header, group, [&](const WideItem& item) {
       const int pair = thread - kGroupThreads;
-      if (item.begin < item.end)
+      if (item.begin < item.end) {
         attend_pairs<T>(call, item, memory);
-      else if (pair < item.num_pairs)
+      } else if (pair < item.num_pairs) {
+        wait_for_previous_kernel();
         store_nothing<T>(call, item, pair);
+      }
     });
   }
 }
