@@ -100,7 +100,7 @@ __device__ inline void find_even_end(const DecodeCall& call, const CtaPlan& cta,
   result.num_slots = 0;
   if (begin.from == 0 || begin.segment + call.begin_tiles + note.tiles > end_unit) return;
   // The last CTA whose begin was moved to that of the segment, or that begins before it.
-  const int32_t moved = call.begin_tiles + (cta.is_in_steps ? kStepTiles - 1 : 0);
+  const int32_t moved = call.begin_tiles + (cta.is_in_steps ? kLastOfFirstStep<kStepTiles> : 0);
   const int32_t first = cta.split.part_of(begin.segment + moved);
   result = {note, static_cast<int32_t>(blockIdx.x) - first + 1, 2 * first + 1, 2 * first + 2, 2};
 }

@@ -175,6 +175,18 @@ __device__ inline int32_t wanted_unit(const DecodeCall& call, const CtaPlan& cta
   return cta.begin + split_evenly(cta.count, cta.num_warps).begin(warp + which);
 }
 
+// Where a stretch of many tiles begins that would begin at tile `from` of a segment: at the nearest
+// whole step, so that the last stretch of a segment gets no more steps than others.
+template <int kStepTiles>
+__device__ inline int32_t nearest_step(int32_t from, int32_t tiles) {
+  const int32_t next = from + kStepTiles / 2;
+  const int32_t nearest = next - next % kStepTiles;
+  return nearest < tiles ? nearest : from - from % kStepTiles;
+}
+// The last tile of a segment of more than a step to which the first one is nearest.
+template <int kStepTiles>
+inline constexpr int32_t kLastOfFirstStep = kStepTiles - kStepTiles / 2 - 1;
+
 // The place of a unit. What begins before a segment's second tile begins with the segment, and
 // stretches of many tiles begin at whole steps.
 template <int kColumns, int kStepTiles>
@@ -195,7 +207,7 @@ __device__ inline void place_stretch(const DecodeCall& call, const CtaPlan& cta,
   const int32_t before = at.unit - segment * per_segment;  // of the segment's units
   place.segment = unit - before;
   place.from = max(before - call.begin_tiles, 0);
-  if (cta.is_in_steps) place.from -= place.from % kStepTiles;
+  if (cta.is_in_steps) place.from = nearest_step<kStepTiles>(place.from, walk.plan.tiles);
   place.unit = place.segment + (place.from > 0 ? call.begin_tiles + place.from : 0);
   view_segment<kColumns>(call, walk);
 }

@@ -56,6 +56,26 @@ TEST_CASE("so many CTAs take whole segments") {
   CHECK(cuda::whole_ctas_of(1, 1) == 0);
 }
 
+// Of 6 warps that share 512 tiles in steps of 8, and a segment's beginning that counts as 20: warps
+// would begin at 88.67 n - 20. No warp has more than 11 steps, where the last one would have 12.
+TEST_CASE("stretches begin at the nearest whole step") {
+  const int32_t wanted[] = {68, 157, 246, 334, 423};
+  const int32_t begins[] = {72, 160, 248, 336, 424};
+  for (int i = 0; i < 5; ++i) CHECK(cuda::nearest_step<8>(wanted[i], 512) == begins[i]);
+  CHECK(cuda::nearest_step<8>(3, 512) == 0);
+  CHECK(cuda::nearest_step<8>(4, 512) == 8);
+  CHECK(cuda::kLastOfFirstStep<8> == 3);
+  CHECK(cuda::nearest_step<4>(1, 9) == 0);
+  CHECK(cuda::nearest_step<4>(2, 9) == 4);
+  CHECK(cuda::kLastOfFirstStep<4> == 1);
+  // The end of a segment is no beginning.
+  CHECK(cuda::nearest_step<8>(508, 512) == 504);
+  CHECK(cuda::nearest_step<8>(508, 513) == 512);
+  CHECK(cuda::nearest_step<8>(7, 8) == 0);
+  for (const int32_t from : {0, 1, 511}) CHECK(cuda::nearest_step<1>(from, 512) == from);
+  CHECK(cuda::kLastOfFirstStep<1> == 0);
+}
+
 // 132 CTAs, none of which may get more than 8 units more: 8 * 132 * 132 = 139,392.
 TEST_CASE("with few segments and little work so many CTAs get none") {
   be_thread({132, 0, 32, 0});
