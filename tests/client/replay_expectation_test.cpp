@@ -29,11 +29,11 @@ Value floats(std::vector<float> values) {
 }
 
 std::vector<Finding> findings(const Value& value, const std::string& text,
-                              const Results& results = {}) {
+                              const Results& results = {}, JudgedOn judged_on = JudgedOn::kHost) {
   std::vector<std::string> parts;
   if (const auto* list = std::get_if<Parts>(&value.data))
     for (const Part& part : *list) parts.push_back(part.name);
-  return judge(parse(text, parts), Outcome{{}, value}, results);
+  return judge(parse(text, parts), Outcome{{}, value}, results, judged_on);
 }
 
 bool holds(const Value& value, const std::string& text, const Results& results = {}) {
@@ -63,6 +63,20 @@ TEST_CASE("near takes a number, a list or a tensor, within both tolerances") {
   CHECK_FALSE(holds(floats({}), R"({"at_least": 1})"));
   CHECK_FALSE(holds(floats({}), R"({"at_most": 1})"));
   CHECK(holds(floats({}), R"({"near": []})"));
+}
+
+TEST_CASE("on a GPU the tolerance for it counts, where there is one") {
+  const auto holds_on = [](JudgedOn judged_on, const std::string& text) {
+    return findings(floats({1.001f}), text, {}, judged_on).at(0).holds;
+  };
+  const std::string wide = R"({"near": 1, "atol": 1e-4, "gpu_atol": 2e-3})";
+  CHECK_FALSE(holds_on(JudgedOn::kHost, wide));
+  CHECK(holds_on(JudgedOn::kGpu, wide));
+  CHECK_FALSE(holds_on(JudgedOn::kGpu, R"({"near": 1, "gpu_atol": 5e-4})"));
+  CHECK_FALSE(holds_on(JudgedOn::kGpu, R"({"near": 1, "atol": 1e-4})"));
+  CHECK(holds_on(JudgedOn::kGpu, R"({"near": 1, "atol": 2e-3})"));
+  // In place of atol, also where it is less.
+  CHECK_FALSE(holds_on(JudgedOn::kGpu, R"({"near": 1, "atol": 2e-3, "gpu_atol": 0})"));
 }
 
 TEST_CASE("equal infinities are near, a NaN never is") {
@@ -154,14 +168,15 @@ TEST_CASE("bounds and uniqueness") {
 TEST_CASE("a refusal is expected by its code and the words of its sentence") {
   const Outcome outcome = refused(ErrorCode::kBusy, "requested 9, available 8");
   const auto holds_for = [&](const std::string& text) {
-    return judge(parse(text), outcome, {})[0].holds;
+    return judge(parse(text), outcome, {}, JudgedOn::kHost)[0].holds;
   };
   CHECK(holds_for(R"({"error": "BUSY"})"));
   CHECK(holds_for(R"({"error": "BUSY", "mentions": ["9", "available 8"]})"));
   CHECK_FALSE(holds_for(R"({"error": "BUSY", "mentions": ["7"]})"));
   CHECK_FALSE(holds_for(R"({"error": "NOT_FOUND"})"));
   CHECK_FALSE(holds_for(R"({"equal": 1})"));
-  CHECK_FALSE(judge(parse(R"({"error": "BUSY"})"), Outcome{{}, {1.0}}, {})[0].holds);
+  CHECK_FALSE(
+      judge(parse(R"({"error": "BUSY"})"), Outcome{{}, {1.0}}, {}, JudgedOn::kHost)[0].holds);
 }
 
 TEST_CASE("values come back from their packed form") {

@@ -263,7 +263,9 @@ TEST_CASE("a mistake in an expectation is found before anything runs") {
   const std::string bytes = R"({"do": "bytes", "pool": "p", "blocks": "b"})";
   CHECK(has(expect(bytes, "{}"), "field \"expect\" is empty"));
   CHECK(has(expect(bytes, R"({"eqal": 1})"), "field \"expect.eqal\" is unknown"));
-  CHECK(has(expect(bytes, R"({"atol": 1})"), "field \"expect.atol\" needs \"near\" beside it"));
+  for (const std::string key : {"atol", "rtol", "gpu_atol"})
+    CHECK(has(expect(bytes, "{\"" + key + "\": 1}"),
+              "field \"expect." + key + "\" needs \"near\" beside it"));
   CHECK(has(expect(bytes, R"({"near": 1, "atol": -1})"), "is -1, expected a number"));
   CHECK(has(expect(bytes, R"({"error": "NO_SUCH"})"), "is \"NO_SUCH\", expected"));
   CHECK(has(expect(bytes, R"({"error": "BUSY", "equal": 1})"), "has \"error\" and checks"));

@@ -47,17 +47,9 @@ class Parser {
 
   void parse_values(Fields& fields, Expectation& result) {
     if (const auto to = fields.find("near")) result.near = Near{parse_operand(*to)};
-    for (const char* key : {"atol", "rtol"}) {
-      const auto tolerance = fields.find(key);
-      if (!tolerance) continue;
-      const double number = tolerance->number();
-      if (!(number >= 0)) tolerance->expected("a number that is not negative");
-      if (!result.near) {
-        tolerance->refuse("needs \"near\" beside it");
-      } else {
-        (std::string_view(key) == "atol" ? result.near->atol : result.near->rtol) = number;
-      }
-    }
+    parse_tolerance(fields, "atol", result, [](Near& near, double x) { near.atol = x; });
+    parse_tolerance(fields, "rtol", result, [](Near& near, double x) { near.rtol = x; });
+    parse_tolerance(fields, "gpu_atol", result, [](Near& near, double x) { near.gpu_atol = x; });
     if (const auto to = fields.find("equal")) result.equal = parse_operand(*to);
     if (const auto relative = fields.find("rel_l2")) {
       Fields inner(*relative);
@@ -71,6 +63,19 @@ class Parser {
       result.unique = unique->boolean();
       if (!result.unique) unique->expected("true");
     }
+  }
+
+  template <typename Set>
+  static void parse_tolerance(Fields& fields, const char* key, Expectation& result,
+                              const Set& set) {
+    const auto tolerance = fields.find(key);
+    if (!tolerance) return;
+    const double number = tolerance->number();
+    if (!(number >= 0)) tolerance->expected("a number that is not negative");
+    if (result.near)
+      set(*result.near, number);
+    else
+      tolerance->refuse("needs \"near\" beside it");
   }
 
   void parse_names(Fields& fields, Expectation& result) {

@@ -28,6 +28,7 @@ struct Near {
   Operand to;
   double atol = kDefaultAtol;
   double rtol = 0;
+  std::optional<double> gpu_atol = {};  // in place of atol where the pools are memory of a GPU
 };
 struct RelativeL2 {
   Operand to;
@@ -63,7 +64,9 @@ struct Finding {
   std::optional<double> largest_error;
   std::optional<size_t> at;  // index of the largest error, row-major
 };
+// Where the result came from, as far as tolerances depend on it.
+enum class JudgedOn : uint8_t { kHost, kGpu };
 std::vector<Finding> judge(const Expectation& expectation, const Outcome& outcome,
-                           const Results& results);
+                           const Results& results, JudgedOn judged_on);
 
 }  // namespace larder::replay

@@ -41,8 +41,8 @@ bool same_bits(double a, double b) {
 
 class Judge {
  public:
-  Judge(const Value& value, std::string part, const Results& results)
-      : value_(value), part_(std::move(part)), results_(results) {}
+  Judge(const Value& value, std::string part, const Results& results, JudgedOn judged_on)
+      : value_(value), part_(std::move(part)), results_(results), judged_on_(judged_on) {}
 
   std::vector<Finding> run(const Expectation& expectation) {
     if (expectation.near) judge_near(*expectation.near);
@@ -116,7 +116,9 @@ class Judge {
   }
 
   void judge_near(const Near& near) {
-    const std::string check = "near, atol " + shown(near.atol) + ", rtol " + shown(near.rtol);
+    const double atol =
+        judged_on_ == JudgedOn::kGpu ? near.gpu_atol.value_or(near.atol) : near.atol;
+    const std::string check = "near, atol " + shown(atol) + ", rtol " + shown(near.rtol);
     const auto expected = wanted(near.to, check);
     if (!expected) return;
     size_t num_wrong = 0;
@@ -129,7 +131,7 @@ class Judge {
       const bool same_infinity = std::isinf(a) && a == b;
       const double error = same_infinity ? 0 : std::fabs(a - b);
       const bool holds =
-          same_infinity || (std::isfinite(b) && error <= near.atol + near.rtol * std::fabs(b));
+          same_infinity || (std::isfinite(b) && error <= atol + near.rtol * std::fabs(b));
       if (!holds && num_wrong++ == 0) first_wrong = i;
       if (error > largest || (std::isnan(error) && !std::isnan(largest))) {
         largest = error;
@@ -302,6 +304,7 @@ class Judge {
   const Value& value_;
   std::string part_;
   const Results& results_;
+  JudgedOn judged_on_;
   std::vector<Finding> findings_;
 };
 
@@ -321,18 +324,18 @@ Finding judge_refusal(const Expectation& expectation, const Status& status) {
 }  // namespace
 
 std::vector<Finding> judge(const Expectation& expectation, const Outcome& outcome,
-                           const Results& results) {
+                           const Results& results, JudgedOn judged_on) {
   if (expectation.error) return {judge_refusal(expectation, outcome.status)};
   if (!outcome.status.ok())
     return {{false, "", "expected a result: came " + outcome.status.to_string(), {}, {}}};
-  std::vector<Finding> findings = Judge(outcome.value, "", results).run(expectation);
+  std::vector<Finding> findings = Judge(outcome.value, "", results, judged_on).run(expectation);
   for (const auto& [name, inner] : expectation.parts) {
     const Value* part = outcome.value.part(name);
     if (part == nullptr) {
       findings.push_back({false, name, "the result has no such part", {}, {}});
       continue;
     }
-    for (Finding& finding : Judge(*part, name, results).run(inner))
+    for (Finding& finding : Judge(*part, name, results, judged_on).run(inner))
       findings.push_back(std::move(finding));
   }
   return findings;

@@ -135,9 +135,9 @@ void parse_group(StepParser& parser, Fields& fields, GroupParts group) {
 // A group's name stands beside other parts of results, and beside the checks of expectations.
 void check_group_name(const Cursor& name, const std::set<std::string>& taken) {
   static const std::set<std::string> kWords = {
-      "key",   "hit_tokens", "error",  "mentions", "near",         "atol",
-      "rtol",  "equal",      "rel_l2", "same_as",  "at_most",      "at_least",
-      "block", "blocks",     "of",     "unique",   "differs_from", ""};
+      "key",   "hit_tokens", "error",        "mentions", "near",     "atol",  "rtol",
+      "equal", "rel_l2",     "same_as",      "at_most",  "at_least", "block", "blocks",
+      "of",    "unique",     "differs_from", "gpu_atol", ""};
   const std::string text = name.text();
   if (taken.contains(text)) name.refuse("is " + shown(json(text)) + ", as of another group");
   if (kWords.contains(text))

@@ -69,7 +69,7 @@ StepReport Runner::run_step(const Step& step) {
     return report;
   }
   if (step.expect) {
-    report.findings = judge(*step.expect, report.outcome, results_);
+    report.findings = judge(*step.expect, report.outcome, results_, judged_on());
     report.verdict = hold(report.findings) ? Verdict::kOk : Verdict::kFail;
   } else if (!status.ok()) {
     report.verdict = Verdict::kFail;
@@ -203,7 +203,7 @@ Outcome Runner::wait(const Step& step, const Wait& wait) {
   while (true) {
     Outcome stats = run_in_session(step);
     if (!stats.status.ok()) return stats;
-    const std::vector<Finding> findings = judge(wait.until, stats, results_);
+    const std::vector<Finding> findings = judge(wait.until, stats, results_, judged_on());
     if (hold(findings)) return {{}, {milliseconds_since(begin)}};
     if (steady_clock::now() > deadline) {
       std::string text;

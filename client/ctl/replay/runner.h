@@ -74,6 +74,9 @@ class Runner {
   void note_generations(const Step& step, const Value& value);
   void note_result(const Step& step, const Outcome& outcome);
   Generations& generations_of(const Step& step);
+  JudgedOn judged_on() const {
+    return settings_.device == kHostDevice ? JudgedOn::kHost : JudgedOn::kGpu;
+  }
 
   const ReplayFile& file_;
   const RunSettings settings_;
