@@ -51,7 +51,8 @@ packed_files() {
     done)
 }
 
-# Debug sections stay behind, and of libraries everything that a Linux with glibc 2.36 has.
+# Debug sections stay behind, and of libraries everything that a Linux with glibc 2.36 has. Programs
+# share the kernels, their largest part: a window over several of them keeps that once.
 pack() {
   local target stage file
   target=$(realpath -m "$1") && stage=$(mktemp -d) || return 1
@@ -66,7 +67,7 @@ pack() {
       mkdir -p "$stage/$folder/lib" && cp -L "$file" "$stage/$folder/lib/" || return 1
     done
   echo "$root" >"$stage/$folder/built-in" &&
-    tar -C "$stage" -cf - $folder | xz -T0 -4 >"$target" && rm -rf "$stage" &&
+    tar -C "$stage" -cf - $folder | xz --lzma2=preset=4,dict=128MiB >"$target" && rm -rf "$stage" &&
     ls -l "$target"
 }
 
