@@ -47,9 +47,9 @@ class Parser {
 
   void parse_values(Fields& fields, Expectation& result) {
     if (const auto to = fields.find("near")) result.near = Near{parse_operand(*to)};
-    parse_tolerance(fields, "atol", result, [](Near& near, double x) { near.atol = x; });
-    parse_tolerance(fields, "rtol", result, [](Near& near, double x) { near.rtol = x; });
-    parse_tolerance(fields, "gpu_atol", result, [](Near& near, double x) { near.gpu_atol = x; });
+    if (const auto atol = parse_tolerance(fields, "atol", result)) result.near->atol = *atol;
+    if (const auto rtol = parse_tolerance(fields, "rtol", result)) result.near->rtol = *rtol;
+    if (const auto atol = parse_tolerance(fields, "gpu_atol", result)) result.near->gpu_atol = atol;
     if (const auto to = fields.find("equal")) result.equal = parse_operand(*to);
     if (const auto relative = fields.find("rel_l2")) {
       Fields inner(*relative);
@@ -65,17 +65,16 @@ class Parser {
     }
   }
 
-  template <typename Set>
-  static void parse_tolerance(Fields& fields, const char* key, Expectation& result,
-                              const Set& set) {
+  // Of the result's "near"; nullopt where the file gives none, or none that can be used.
+  static std::optional<double> parse_tolerance(Fields& fields, const char* key,
+                                               const Expectation& result) {
     const auto tolerance = fields.find(key);
-    if (!tolerance) return;
+    if (!tolerance) return std::nullopt;
     const double number = tolerance->number();
     if (!(number >= 0)) tolerance->expected("a number that is not negative");
-    if (result.near)
-      set(*result.near, number);
-    else
-      tolerance->refuse("needs \"near\" beside it");
+    if (result.near) return number;
+    tolerance->refuse("needs \"near\" beside it");
+    return std::nullopt;
   }
 
   void parse_names(Fields& fields, Expectation& result) {
